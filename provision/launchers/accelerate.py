@@ -125,7 +125,7 @@ def pack(job: Job, files: RunFiles) -> RunFiles:
     path = job.launcher_config
     if path is None:
         return files
-    settings = _settings(path)
+    settings = read_settings(path)
     inner = settings.get("deepspeed_config")
     name = inner.get("deepspeed_config_file") if isinstance(inner, dict) else None
     relative = isinstance(name, str) and name and not name.startswith("/")
@@ -137,7 +137,12 @@ def pack(job: Job, files: RunFiles) -> RunFiles:
     return dataclasses.replace(files, texts={**files.texts, _CONFIG: path.read_bytes()}, settings=settings)
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings in accelerate's configuration.
+
+    Raises:
+        UsageError: it is not an accelerate configuration.
+    """
     hint = "accelerate config --config_file FILE writes one"
     data = load_either(path, hint=hint)
     if not isinstance(data, dict) or "distributed_type" not in data:

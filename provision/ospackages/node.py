@@ -22,7 +22,7 @@ LOCK_SECONDS = 120  # seconds that apt waits for another process, such as unatte
 INCOMING = PurePosixPath("/var/lib/clusterctl/os-packages")
 FILE = "bundle"
 
-_RANGE = 16 << 20  # bytes of a part; an interrupted transfer continues with the next one
+RANGE = 16 << 20  # bytes of a part; an interrupted transfer continues with the next one
 _BLOCK = 1 << 20
 
 
@@ -134,13 +134,13 @@ def parts(choice: Choice) -> tuple[Part, ...]:
         Part(
             f"{name}.{number}",
             "range",
-            min(_RANGE, size - offset),
-            partial(_blocks, choice.bundle.path, offset, min(_RANGE, size - offset)),
+            min(RANGE, size - offset),
+            partial(_blocks, choice.bundle.path, offset, min(RANGE, size - offset)),
             path=FILE,
             offset=offset,
             mode=0o600,
         )
-        for number, offset in enumerate(range(0, size, _RANGE))
+        for number, offset in enumerate(range(0, size, RANGE))
     )
 
 

@@ -276,7 +276,7 @@ def _own_trainer(job: Job, limit: int) -> RunFiles:
     """
     here = Path.cwd().resolve()
     collector = FileCollector(here, frozenset({f"{WORK}/{PACKAGE}"}))
-    configured = _configured(job.args)
+    configured = read_options(job.args)
     for word in _words(job.args, configured):
         for name in _paths(word):
             path = here / name
@@ -352,7 +352,7 @@ def _value(args: Sequence[str], name: str) -> str:
     return ""
 
 
-def _configured(args: Sequence[str]) -> Mapping[str, Any]:
+def read_options(args: Sequence[str]) -> Mapping[str, Any]:
     """The options in the file that ``--config`` names."""
     name = _value(args, "config")
     if not name:

@@ -104,7 +104,7 @@ class Session:
         except Exception as error:  # an invalid port, canonical names without domains, a loop of jump hosts
             why = f"~/.ssh/config cannot be used for {node.address}: {_cause(error)}"
             raise NodeUnreachable(node, why, hint=f"ssh -G {quote(node.address)}") from error
-        self._open(connection, node)
+        self.open_connection(connection, node)
         return connection.transport, _by_key(connection)
 
     def _prepare(self, connection: Any, node: Node) -> Any:
@@ -120,7 +120,7 @@ class Session:
             connection.gateway = known
         return connection
 
-    def _open(self, connection: Any, node: Node) -> None:
+    def open_connection(self, connection: Any, node: Node) -> None:
         """Connect to a node, after its jump hosts.
 
         Raises:
@@ -146,7 +146,7 @@ class Session:
         if failure and time.monotonic() - when < _STILL:
             raise type(failure)(node, failure.reason, hint=failure.hint)
         try:
-            self._open(jump, node)
+            self.open_connection(jump, node)
         except RemoteError as error:
             reason = error.reason if error.reason.startswith("jump host ") else f"jump host {jump.host}: {error.reason}"
             named = type(error)(node, Reason(reason), hint=error.hint)

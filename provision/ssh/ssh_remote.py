@@ -43,7 +43,7 @@ class SshRemote:
         self.node = node
         self.by_key = by_key  # logged in without a password, so the system's ssh can too
         self._sudo = sudo
-        self._transport = transport
+        self.transport = transport
         self._user = transport.get_username() or ""
         self._streams: set[ChannelStream] = set()
         self._lock = threading.Lock()
@@ -51,12 +51,12 @@ class SshRemote:
     @property
     def alive(self) -> bool:
         """Whether the connection is open, as far as is known."""
-        return self._transport.is_active()
+        return self.transport.is_active()
 
     @property
     def host_key(self) -> tuple[str, bytes]:
         """Type and wire form of the key that the node has shown and that was believed."""
-        key = self._transport.get_remote_server_key()
+        key = self.transport.get_remote_server_key()
         return key.get_name(), key.asbytes()
 
     def run(
@@ -93,11 +93,11 @@ class SshRemote:
             streams = tuple(self._streams)
         for stream in streams:
             stream.abort()
-        hang_up(self._transport)
+        hang_up(self.transport)
 
     def _start(self, timeout: float) -> ChannelStream:
         try:
-            channel = self._transport.open_session(timeout=timeout)
+            channel = self.transport.open_session(timeout=timeout)
             channel.exec_command(BOOTSTRAP)
         except paramiko.ChannelException as error:
             raise NodeUnreachable(
@@ -121,7 +121,7 @@ class SshRemote:
 
     def _broken(self, broken: Broken) -> NodeUnreachable:
         if not self.alive:
-            return NodeUnreachable(self.node, f"the connection was lost: {text_of(self._transport.get_exception())}")
+            return NodeUnreachable(self.node, f"the connection was lost: {text_of(self.transport.get_exception())}")
         if broken.begun:
             return NodeUnreachable(self.node, "the script was killed on the node, or its connection was closed")
         printed = " ".join((broken.out + " " + broken.err).split())

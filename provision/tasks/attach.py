@@ -26,8 +26,8 @@ Ask = Callable[[], Choice]
 PATIENCE = 75.0
 LAST_WORD = 10.0  # seconds for a node without a connection to come back after all others have ended
 FORSAKEN = 900.0  # seconds without any node until the command gives up; the run may still be running
-_LOOK = 1.0
-_SAME = 1.0  # seconds within which a second interrupt is the same one: a wrapper forwards the terminal's interrupt too
+LOOK = 1.0
+SAME = 1.0  # seconds within which a second interrupt is the same one: a wrapper forwards the terminal's interrupt too
 
 
 class HungUp(KeyboardInterrupt):
@@ -100,7 +100,7 @@ class Attachment:
                     if choice == "stop":
                         stopping = time.monotonic()
                         stopper.start()
-                elif time.monotonic() - stopping > _SAME:
+                elif time.monotonic() - stopping > SAME:
                     raise InterruptedByUser(
                         f"interrupted while run {self.follower.run} was being stopped",
                         hint=f"clusterctl stop {self.follower.run}",
@@ -144,7 +144,7 @@ class Attachment:
             else:
                 first_end = time.monotonic() if first_end is None else first_end
                 self._give_up(going, time.monotonic() - first_end)
-            follower.turned.wait(_LOOK)
+            follower.turned.wait(LOOK)
             follower.turned.clear()
 
     def _give_up(self, going: Sequence[Stream], waited: float) -> None:

@@ -31,7 +31,7 @@ _DEADLINE = 60.0
 _MOST = 2 << 20  # bytes of each file that are read
 _LEAST = 128 << 10  # of a node among very many
 _TOGETHER = 32 << 20  # bytes of one file of all nodes together: half a second of judging each two MiB
-_FILE = 64 << 20  # bytes of a file given by hand: its end
+FILE_LIMIT = 64 << 20  # bytes of a file given by hand: its end
 
 Files = dict[str, str]
 
@@ -79,7 +79,7 @@ def diagnose_files(paths: Sequence[Path]) -> Diagnosis:
         name = path.name if names.count(path.name) == 1 else str(path)
         try:
             dump = _dump(path)
-            text, skipped = _tail(path, _FILE) if dump is None else (dump, 0)
+            text, skipped = _tail(path, FILE_LIMIT) if dump is None else (dump, 0)
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror or error}", hint="--log FILE") from error
         except UntrustedError as error:
@@ -95,7 +95,7 @@ def _dump(path: Path) -> str | None:
     if recorder.rank_of(path.name) is None:
         return None
     with path.open("rb") as file:
-        data = file.read(_FILE)
+        data = file.read(FILE_LIMIT)
     return recorder.lines(path.name, data) if recorder.is_dump(path.name, data) else None
 
 
@@ -208,7 +208,7 @@ def _tail(path: Path, limit: int) -> tuple[str, int]:
         before = max(0, file.seek(0, 2) - limit)
         file.seek(0)
         skipped, left = 0, before
-        while left and (part := file.read(min(left, _FILE))):
+        while left and (part := file.read(min(left, FILE_LIMIT))):
             skipped += part.count(b"\n")
             left -= len(part)
         file.seek(before)

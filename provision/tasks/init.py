@@ -122,7 +122,7 @@ def create(
         raise _not_enrolled(
             failed, len(hosts), _next(enrolled, f"nothing was written; then: {session.again(command='init')}")
         )
-    facts = _ask(sketch, ready, emit)
+    facts = ask_facts(sketch, ready, emit)
     places = {index: facts[node.name] for index, node in enumerate(sketch.nodes) if node.name in facts}
     nodes, notes = described(hosts, places)
     names = {old.name: new.name for old, new in zip(sketch.nodes, nodes, strict=True)}
@@ -201,7 +201,7 @@ def _next(enrolled: Outcome[Enrolled], then: str) -> str:
     return enrolled.hint(then)
 
 
-def _ask(inventory: Inventory, nodes: Sequence[Node], emit: Emit) -> Mapping[str, Facts]:
+def ask_facts(inventory: Inventory, nodes: Sequence[Node], emit: Emit) -> Mapping[str, Facts]:
     """Read the facts of nodes. A node that does not answer gets a warning; only its address is known."""
     with Session(inventory, nodes, emit=emit) as session:
         outcome = session.ask(

@@ -83,7 +83,7 @@ class Start:
         try:
             try:
                 shown.start()
-                offsets = self._start(there)
+                offsets = self.start_agents(there)
             except (KeyboardInterrupt, InterruptedByUser):
                 self._stop()
                 outcome = "failed" if self.left else "stopped"
@@ -119,7 +119,7 @@ class Start:
             )
         return self._result(follower, "finished" if outcome == "ended" else "detached", seconds)
 
-    def _start(self, there: PurePosixPath) -> Mapping[str, int]:
+    def start_agents(self, there: PurePosixPath) -> Mapping[str, int]:
         """Start every node's agent in one round trip. If one cannot start, all are stopped.
 
         Returns:

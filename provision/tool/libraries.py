@@ -27,7 +27,7 @@ GLIBC = re.compile(
     r"(ld-linux.*|ld64|lib(c|m|dl|rt|pthread|util|resolv|anl|mvec|thread_db|BrokenLocale|nss_\w+)"
     r"|linux-vdso)\.so(\.\d+)*|libnsl\.so\.1"
 )
-_SYSTEM = ("/lib/{machine}-linux-gnu", "/usr/lib/{machine}-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
+SYSTEM = ("/lib/{machine}-linux-gnu", "/usr/lib/{machine}-linux-gnu", "/lib64", "/usr/lib64", "/lib", "/usr/lib")
 _LDCONFIG = ("ldconfig", "/sbin/ldconfig", "/usr/sbin/ldconfig")
 _ORIGIN = re.compile(r"\$(ORIGIN\b|\{ORIGIN\})")
 
@@ -54,7 +54,7 @@ class Machine:
     def cache(self) -> Mapping[str, Sequence[Path]]:
         """The list of ``ldconfig -p``, without variants for newer processors: the target may have an older one."""
         found: dict[str, list[Path]] = {}
-        for line in _ldconfig().splitlines():
+        for line in run_ldconfig().splitlines():
             name, arrow, path = line.strip().partition(" => ")
             if arrow and "hwcap" not in name:
                 found.setdefault(name.partition(" ")[0], []).append(Path(path))
@@ -65,7 +65,7 @@ class Machine:
         yield from (folder / name for folder in self.first)
         yield from (folder / name for folder in runpath)
         yield from self.cache.get(name, ())
-        yield from (Path(folder.format(machine=self.machine), name) for folder in _SYSTEM)
+        yield from (Path(folder.format(machine=self.machine), name) for folder in SYSTEM)
 
 
 def needed(program: Path, modules: Iterable[Path], machine: Machine, *, stay: Collection[Path]) -> Needed:
@@ -138,7 +138,8 @@ def _folders(path: Path, written: Iterable[str]) -> tuple[Path, ...]:
     return tuple(Path(os.path.normpath(folder)) for folder in filled if "$" not in folder)
 
 
-def _ldconfig() -> str:
+def run_ldconfig() -> str:
+    """The output of ``ldconfig -p``; empty without the program."""
     for program in _LDCONFIG:
         with suppress(OSError, subprocess.CalledProcessError):
             argv = [program, "-p"]

@@ -37,7 +37,7 @@ _PART = ".clusterctl-part"
 _PIECE = 1 << 20
 _LIST_DEADLINE = 300.0
 _NO_LIST = 9  # the script's exit code without a program that lists files
-_GROWN = 64 << 20  # bytes by which a node's files may have grown since it listed them
+GROWN = 64 << 20  # bytes by which a node's files may have grown since it listed them
 _MARGIN = 16 << 20  # bytes that stay free
 
 
@@ -149,7 +149,7 @@ def _same(path: Path, file: RemoteFile) -> bool:
 
 
 _LOCK = threading.Lock()
-_RUNNING: list[_Receiver] = []
+RUNNING: list[_Receiver] = []
 
 
 @contextlib.contextmanager
@@ -163,18 +163,18 @@ def _space(receiver: _Receiver, here: Path) -> Iterator[None]:
     with _LOCK:
         status = os.statvfs(folder)
         free = status.f_bavail * status.f_frsize
-        promised = sum(max(0, each.need - each.bytes) for each in _RUNNING)
+        promised = sum(max(0, each.need - each.bytes) for each in RUNNING)
         if receiver.need + promised + _MARGIN > free:
             raise UsageError(
                 f"{folder}: {text.size(receiver.need + promised)} are needed, and {text.size(free)} are free",
                 hint="free some space, or name a folder on another disk with --to",
             )
-        _RUNNING.append(receiver)
+        RUNNING.append(receiver)
     try:
         yield
     finally:
         with _LOCK:
-            _RUNNING.remove(receiver)
+            RUNNING.remove(receiver)
 
 
 def _size(path: Path) -> int:
@@ -268,5 +268,5 @@ class _Receiver(threading.Thread):
                 left -= kept
                 self.bytes += kept
                 self._grown += len(piece) - kept
-                if self._grown > _GROWN:
+                if self._grown > GROWN:
                     raise UnrequestedFile(f"{self._node}: it sent more than it had listed; the fetch stopped")

@@ -67,7 +67,7 @@ GROUPS = {
         70,
         unit("formats", "hard_links", "temporary", "keys", "pack", folder=PACKER),
         (
-            f"{PACKER}/test_large.py::test_a_file_that_cannot_be_rewritten_is_named_and_travels_in_ranges",
+            f"{PACKER}/test_large.py::test_file_that_cannot_be_rewritten_is_named_and_packed_in_ranges",
             *unit("marks", "pack_faults", "split", "workers", "truth", folder=PACKER),
         ),
     ),

@@ -76,7 +76,7 @@ def test_inventories_in_the_documentation_are_valid(validator):
         {"checks": {"off": ["gpu.persist"], "mem.shm": {"size_gib": 8}, "net.proxy": None}},
     ],
 )
-def test_what_load_accepts_the_schema_accepts(validator, tmp_path, more):
+def test_schema_accepts_every_inventory_that_loads(validator, tmp_path, more):
     data = NODES | more
     path = tmp_path / "inventory.yaml"
     path.write_text(yaml.safe_dump(data), encoding="utf-8")

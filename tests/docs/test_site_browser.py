@@ -27,7 +27,7 @@ LOCAL = ("file:", "data:", "blob:", "about:", "chrome:", "devtools:")
 
 
 class Browser:
-    """A chromium, what it has requested, and what its console shows."""
+    """A chromium, with its requests and its console's messages."""
 
     def __init__(self, driver, site):
         self.driver, self.site = driver, site

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md is what the table of causes and the rules say about themselves."""
+"""docs/troubleshooting.md matches the table of causes and the rules."""
 
 import subprocess
 import sys

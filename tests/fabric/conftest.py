@@ -52,7 +52,7 @@ def look():
 
 @pytest.fixture
 def bad(look):
-    """``bad(fabric, hosts, CHECK...)``: ``{check: {node: (verdict, observed)}}`` of all that is not OK."""
+    """``bad(fabric, hosts, CHECK...)``: ``{check: {node: (verdict, observed)}}`` of every verdict other than OK."""
 
     def bad(fabric, hosts, *wanted):
         return {

@@ -32,7 +32,7 @@ def test_one_subnet_manager(four, look):
 
 
 def test_a_subnet_manager_that_died(four, bad):
-    """All ports stay Active, as ibstat says; only asking shows it."""
+    """All ports stay Active in ibstat; only a query shows it."""
     four.fabric.opensm("node01")
     four.fabric.kill("node01")
     assert "State: Active" in four.fabric.run("node02", "ibstat").stdout
@@ -44,7 +44,7 @@ def test_a_subnet_manager_that_died(four, bad):
     }
 
 
-def test_without_root_nothing_is_claimed(four, look):
+def test_without_root_the_verdict_is_unknown(four, look):
     four.fabric.opensm("node01")
     four.fabric.kill("node01")
     found = look(four.fabric, ["node02"], "ib.sm", root=False)
@@ -87,7 +87,7 @@ Switch 8 "SW2"
     assert {verdict for verdict, _ in found["ib.lid"].values()} == {"FAIL"}
     assert all(said.endswith("another port of the same subnet has it too") for _, said in found["ib.lid"].values())
 
-    second.send_signal(signal.SIGHUP)  # look at the fabric anew: the second one learns of the first, and stays
+    second.send_signal(signal.SIGHUP)  # sweep the fabric again: the second one finds the first, and stays in reserve
     deadline = time.monotonic() + PATIENCE
     while fabric.run("node04", "saquery", "SMIR").stdout.count("SMState...............3") < 2:
         assert time.monotonic() < deadline
@@ -99,12 +99,12 @@ Switch 8 "SW2"
     )
 
 
-def test_a_cable_that_is_out(four, bad):
+def test_unplugged_cable(four, bad):
     four.fabric.opensm("node01")
     four.fabric.console('Unlink "node03"[1]')
     assert bad(four.fabric, four.hosts, *SYSFS, *MANAGERS) == {"ib.phys": {"node03": ("FAIL", f"{PORT} is Polling")}}
     four.fabric.console('ReLink "node03"[1]')
-    four.fabric.kill("node01")  # nobody configures the port that comes back
+    four.fabric.kill("node01")  # no subnet manager configures the port that comes back
     found = bad(four.fabric, four.hosts, *SYSFS)
     assert found == {"ib.state": {"node03": ("FAIL", f"{PORT} is Initializing: no subnet manager has configured it")}}
 

@@ -36,7 +36,7 @@ class Cluster:
         return self._run(host, apply_script(steps, "t", dry_run=dry_run, state=self._state(host)))
 
     def verify(self, host):
-        """What is wrong, by step."""
+        """The problems, by step."""
         results = self._run(host, verify_script(self._steps(plans.plan_verification, host), "t"))
         return {name: detail for name, (state, detail) in results.items() if state != "ok"}
 
@@ -74,7 +74,7 @@ class Cluster:
         return PurePosixPath(self.fabric.home(host) / "state/services")
 
 
-def test_ports_become_active_once_and_undo_takes_it_back(make):
+def test_apply_activates_ports_once_and_undo_reverts_it(make):
     cluster = Cluster(make(star(HOSTS)), node="node02")
     would = cluster.states("node02", dry_run=True)
     assert (would["running"], would["answers"]) == ("would change", "would change")
@@ -99,8 +99,8 @@ def test_the_unit_of_ofed_is_found(make):
     assert (cluster.running("node01"), cluster.port("node03")) == ("active", "4: ACTIVE")
 
 
-def test_a_manager_that_died_behind_its_unit_is_restarted(make):
-    """Debian's unit is a oneshot: it stays active when the opensm that it has started is gone."""
+def test_dead_opensm_of_an_active_unit_is_restarted(make):
+    """Debian's unit is a oneshot: it stays active after the opensm that it started has exited."""
     cluster = Cluster(make(star(HOSTS)), oneshot=True)
     cluster.apply("node01")
     first = cluster.pid("node01")
@@ -143,7 +143,7 @@ def test_a_manager_elsewhere_is_named_and_stopped(make):
     assert cluster.running("node03") == "active"
 
 
-def test_cables_that_are_slow_or_worn_or_out_are_named_with_both_ends(make):
+def test_slow_worn_and_unplugged_cables_are_named_with_both_ends(make):
     cluster = Cluster(make(star(HOSTS, links={"node02": "w=1"})))
     cluster.apply("node01")
     cluster.fabric.console('PerformanceSet "node03"[1] PortCounters.SymbolErrorCounter=17')
@@ -194,7 +194,7 @@ def test_every_shell_reads_the_scripts(shell):
                 assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_node_that_there_is_not_is_a_mistake_of_the_inventory():
+def test_unknown_node_is_an_inventory_error():
     inventory = Inventory(Path("i"), PurePosixPath("/opt/x"), (Node("node01", "node01"),))
     assert list(opensm.problems(opensm.Options(node="node9"), inventory)) == [("node", "no node is called node9")]
     assert json.loads(opensm.Options().model_dump_json()) == {"node": None}

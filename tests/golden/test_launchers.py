@@ -1,6 +1,6 @@
 """The plans of each launcher for one, two and three unequal nodes, and the same as scripts, in ``launchers/``.
 
-``CLUSTERCTL_UPDATE_GOLDEN=1 scripts/test golden`` writes them anew, for review in the diff.
+``CLUSTERCTL_UPDATE_GOLDEN=1 scripts/test golden`` rewrites them, for review in the diff.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Inventory and bundle in, scripts out: what a node would be sent, to be read in review.
+"""Inventory and bundle in, scripts out: the scripts that a node gets, for review.
 
-``CLUSTERCTL_UPDATE_GOLDEN=1 scripts/test golden`` writes the files anew.
+``CLUSTERCTL_UPDATE_GOLDEN=1 scripts/test golden`` rewrites the files.
 """
 
 import dataclasses

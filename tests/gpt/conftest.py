@@ -42,7 +42,7 @@ def gpt(forks, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def of_configs(forks, tmp_path_factory):
-    """Runs a program of this folder on configurations by name: the JSON objects that it says, by their names."""
+    """Runs a program of this folder on configurations by name: the JSON objects that it prints, by their names."""
 
     def run(program, configs):
         folder = tmp_path_factory.mktemp(Path(program).stem)

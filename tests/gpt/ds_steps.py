@@ -19,7 +19,7 @@ import deepspeed.ops.adam
 import torch
 from deepspeed.accelerator import get_accelerator
 
-# One rank shares its memory with nobody; compiling what ranks share it by takes a minute.
+# A single rank shares no memory; compiling the code for shared memory takes a minute.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 # This processor may lack fp16 products that are fast; here they only have to be right.
 get_accelerator().is_fp16_supported = lambda: True

@@ -1,4 +1,4 @@
-"""Evaluations whose losses a test decides: what rounding makes of a few steps of a small model is no claim."""
+"""Evaluations whose losses a test sets: rounding decides those of a few steps of a small model."""
 
 from trainer.gpt import __main__ as program
 

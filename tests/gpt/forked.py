@@ -22,7 +22,7 @@ del os.environ["DS_ACCELERATOR"]  # the trainer sets it
 
 
 def serve():
-    """Forks until stdin closes. Returns what a fork is to run, and None in the process that forks."""
+    """Forks until stdin closes. Returns the work of a fork, and None in the process that forks."""
     for line in sys.stdin:
         request = json.loads(line)
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -50,7 +50,7 @@ def start(request):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(request["cwd"])
     os.environ.update(request["env"])
-    torch.seed()  # a process that has just started has a seed of its own
+    torch.seed()  # a new process has its own seed
     first, *sys.argv = request["argv"]
     if first == "-m":
         sys.path[0] = request["cwd"]

@@ -1,11 +1,11 @@
-"""Kills a training before each thing that it does to the files of its checkpoints, each time another one.
+"""Kills a training before each change to the files of its checkpoints, each time before another one.
 
 ``moments.py FOLDER ARGV…`` forks trainings that save in every step; the N-th is killed (SIGKILL) before its N-th
 change to a file below FOLDER. After each, what ``latest`` names is read in full. The first that ends by itself is the
 last. ``--evaluated``
 decides the losses of the evaluations at each step (``evaluated.py``).
 
-Prints a JSON object a line: what the training was about to do, the step and the lowest loss that ``latest`` knows, the
+Prints a JSON object a line: the training's next change, the step and the lowest loss of ``latest``, the
 step that ``best`` names, and the step that it names once the training is resumed.
 """
 

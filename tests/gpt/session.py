@@ -1,7 +1,7 @@
 """Several trainings, one after the other in the same processes: importing torch takes longer than they do.
 
 ``session.py FILE``: FILE holds a list of argument lists, where ``--evaluated`` decides losses (``evaluated.py``).
-Rank 0 says what was refused, a JSON object a line.
+Rank 0 prints the refusals, a JSON object a line.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""How ZeRO-3 begins on two ranks, which are forked: ``shards.py FOLDER``.
+"""How ZeRO-3 starts on two forked ranks: ``shards.py FOLDER``.
 
 Rank 0 prints a JSON object for each beginning: bytes of tensors that were alive at the same time on each rank, as
 shares of the whole model in fp32, and how many weights are not what they are to be.
@@ -29,7 +29,7 @@ WHOLE = 4 * sum(size.numel() for size in sizes(SHAPE).values())
 
 
 class Alive(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made inside it, until they are gone. A view is no new one."""
+    """Counts the bytes of the tensors that are made inside it, until they are freed. Views do not count."""
 
     def __init__(self):
         super().__init__()

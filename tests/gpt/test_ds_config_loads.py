@@ -93,7 +93,7 @@ def test_every_configuration_of_a_script_takes_a_step(steps):
         assert after < 0.9 * late
 
 
-def test_nvme_is_read_as_it_is_meant(steps):
+def test_nvme_options_are_read_by_deepspeed(steps):
     """A step would need libaio and a file system that it can work on; reading shows that the keys are DeepSpeed's."""
     both = replace(OWN, stage=3, offload_optimizer="nvme", offload_param="nvme", nvme_path="/scratch")
     one = replace(OWN, stage=3, offload_optimizer="nvme", nvme_path="/scratch")

@@ -14,7 +14,7 @@ def told(gpt):
     return {line["field"]: line for line in lines}
 
 
-def test_nothing_is_said_where_all_is_there(told):
+def test_complete_deepspeed_gives_no_message(told):
     assert len(told) == 10
     assert told[""]["what"] is None
 
@@ -33,7 +33,7 @@ def test_nothing_is_said_where_all_is_there(told):
         ("one", "all ranks together hold 3440 of 5488 weights"),
     ],
 )
-def test_a_field_that_is_not_there_is_named_with_the_version(told, field, words):
+def test_missing_field_is_named_with_the_version(told, field, words):
     line = told[field]
     assert line["what"].startswith(f"DeepSpeed {line['version']} differs from 0.19, which this engine needs: ")
     assert line["what"].endswith(words)

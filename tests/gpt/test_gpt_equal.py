@@ -1,4 +1,4 @@
-"""The same training, whoever does it: one process or two, torch alone or DeepSpeed, without a break or with one."""
+"""The same training with one process or two, torch alone or DeepSpeed, with or without an interruption."""
 
 import itertools
 import json
@@ -34,7 +34,7 @@ def alone(gpt):
 
 @pytest.fixture(scope="module")
 def together(gpt, alone):
-    """Trainings of two processes: each engine, and each going on from the third step of another one."""
+    """Trainings of two processes: each engine, and each resumed from the third step of another one."""
     runs = {engine: ["--engine", engine] for engine in ENGINES}
     runs["offload-2"] = ["--engine", "zero2", "--offload", "optimizer"]
     runs["offload-3"] = ["--engine", "zero3", "--offload", "all"]
@@ -60,7 +60,7 @@ def rounding(losses):
     return 1e-3 * statistics.mean(abs(after - before) for before, after in itertools.pairwise(values))
 
 
-def test_a_step_is_the_same_however_it_is_cut(alone, together):
+def test_every_split_of_a_batch_gives_the_same_step(alone, together):
     expected = alone["eight"].losses
     assert sorted(expected) == list(range(1, 7))
     assert len(set(expected.values())) == 6
@@ -73,7 +73,7 @@ def test_a_step_is_the_same_however_it_is_cut(alone, together):
 def test_deepspeed_gives_the_losses_of_plain_torch(together, engine):
     for key in ("loss", "eval_loss", "grad_norm", "lr"):
         assert together[engine].records(key) == pytest.approx(together["plain"].records(key), rel=1e-5)
-    # Only what is coalesced is sent by itself, behind the last micro-step.
+    # Only coalesced gradients are sent separately, after the last micro-step.
     assert bool(together[engine].records("communication_ms")) == engine.startswith("coalesced")
 
 
@@ -101,7 +101,7 @@ def test_dropout_is_the_same_after_a_resume(alone):
     assert resumed == {step: alone["dropout"].losses[step] for step in (4, 5, 6)}
 
 
-def test_a_checkpoint_does_not_care_for_the_number_of_processes(gpt, alone, together):
+def test_checkpoint_resumes_with_any_number_of_processes(gpt, alone, together):
     expected = {step: together["plain"].losses[step] for step in (4, 5, 6)}
     assert together["one>two"].losses == pytest.approx(expected, rel=1e-5)
     runs = [["--batch-size", 8, "--out", f"{engine}>one", "--resume", f"two-{engine}/iter_3"] for engine in ENGINES]
@@ -122,7 +122,7 @@ def test_tensorboard_receives_the_metrics(alone):
     assert not (alone["eight"].out / "tensorboard").exists()
 
 
-def test_a_log_has_what_the_agent_and_people_read(alone):
+def test_log_is_readable_by_the_agent_and_by_people(alone):
     records = [json.loads(line) for line in (alone["eight"].out / "trainer_log.jsonl").read_text().splitlines()]
     steps = [record for record in records if "loss" in record]
     assert {"current_steps", "total_steps", "lr", "grad_norm", "tokens_per_second", "ms"} <= set(steps[0])

@@ -17,7 +17,7 @@ def names(folder):
 
 @pytest.fixture(scope="module")
 def whole(gpt):
-    """Nobody disturbs it."""
+    """A training without interruption."""
     return gpt.session([["--out", "whole", "--max-iters", 40, "--eval-interval", 10, "--save-interval", 4]])[0]
 
 
@@ -36,7 +36,7 @@ def test_a_killed_training_resumes_with_the_same_losses(gpt, whole):
     assert (gpt.folder / "killed/final").read_text() == "iter_40\n"
 
 
-def test_sigterm_to_one_rank_saves_on_all_and_ends_well(gpt):
+def test_sigterm_to_one_rank_saves_on_all_and_exits_0(gpt):
     going = gpt.start("--out", "stopped", *LONG, ranks=2)
     going.until("iter 5: ")
     os.kill(going.rank(1), signal.SIGTERM)
@@ -53,8 +53,8 @@ def test_sigterm_to_one_rank_saves_on_all_and_ends_well(gpt):
     assert f"iter {step + 1}: " in resumed.stdout
 
 
-def test_every_moment_of_a_save_may_be_the_last(gpt):
-    """Nor does ``best`` stay behind: a loss is stored with its checkpoint, and ``latest`` moves last."""
+def test_kill_at_any_moment_of_a_save_leaves_a_usable_checkpoint(gpt):
+    """``best`` is up to date too: a loss is stored with its checkpoint, and ``latest`` moves last."""
     argv = [*TINY, "--out", gpt.folder / "moments", "--max-iters", 3, "--eval-interval", 1, "--keep", 1]
     losses = [3.0, 2.0, 2.5]
     result = gpt.run(HERE / "moments.py", "moments", "--evaluated", ",".join(map(str, losses)), *argv)
@@ -82,7 +82,7 @@ def test_every_moment_of_a_save_may_be_the_last(gpt):
     assert hidden == []
 
 
-def test_clusterctls_agent_finds_the_newest_that_is_whole(gpt, whole):
+def test_agent_finds_the_newest_complete_checkpoint(gpt, whole):
     from trainer.agent.checkpoints import selection
 
     lost = gpt.folder / "lost"
@@ -109,7 +109,7 @@ def test_nan_stops_all_ranks_and_names_the_rank(gpt):
     assert (gpt.folder / "nan/latest").read_text() == "iter_3\n"
 
 
-def test_too_little_memory_is_one_line(gpt):
+def test_out_of_memory_is_one_line(gpt):
     result = gpt.run(HERE / "poison.py", "memory", 2, 0, *TINY, "--out", "memory")
     assert result.returncode == 1
     (line,) = result.stderr.splitlines()
@@ -125,7 +125,7 @@ def test_nan_before_the_first_checkpoint_is_reported_as_such(gpt):
     assert names(gpt.folder / "exploded") == []
 
 
-def test_a_full_disk_leaves_the_checkpoints_as_they_were(gpt):
+def test_full_disk_leaves_the_checkpoints_unchanged(gpt):
     argv = [*TINY, "--out", "full", "--save-interval", 1]
     result = gpt.run(HERE / "poison.py", "full", 4, 0, *argv, ranks=2)
     assert result.returncode == 1
@@ -140,7 +140,7 @@ def test_a_full_disk_leaves_the_checkpoints_as_they_were(gpt):
     assert "iter 4: " in resumed.stdout
 
 
-def test_a_best_that_could_not_be_saved_is_not_named(gpt):
+def test_best_checkpoint_that_was_not_saved_is_not_named(gpt):
     """The evaluation of step 2 is the best, and its checkpoint is lost: of those that exist step 3 has the best one."""
     argv = [*TINY, "--out", "unsaved", "--eval-interval", 1, "--max-iters", 3, "--evaluated", "3,1,2"]
     result = gpt.run(HERE / "poison.py", "once", 2, 0, *argv)
@@ -183,7 +183,7 @@ def test_only_the_newest_and_the_best_are_kept(decided, name, kept, best):
     assert (out / "final").read_text() == f"iter_{kept[-1]}\n"
 
 
-def test_it_stops_early_when_nothing_gets_better(decided):
+def test_training_stops_early_without_improvement(decided):
     """No loss is below that of step 4 in the two evaluations after it."""
     out = decided["early"].out
     assert sorted(decided["early"].records("eval_loss")) == [1, 2, 3, 4, 5, 6]

@@ -16,8 +16,8 @@ def same(gpt):
 
 
 @pytest.mark.parametrize("name", VOCABULARIES)
-def test_words_give_the_tokens_of_the_whole_text(same, name):
-    """Where a vocabulary could join what lies on both sides of a space, words are not encoded one by one."""
+def test_encoding_word_by_word_gives_the_tokens_of_the_whole_text(same, name):
+    """If a vocabulary could join the text on both sides of a space, words are not encoded one by one."""
     assert same[name]["differ"] == 0
     assert same[name]["local"] == (name in ("own", "older"))
     assert len(same) == len(VOCABULARIES)
@@ -72,7 +72,7 @@ print(prepare.describe(25 << 20, 100 << 20, 5.0))
 """
 
 
-def test_progress_has_the_time_that_is_left(gpt):
+def test_progress_shows_the_remaining_time(gpt):
     result = gpt.run("-c", SLOW, typed=True)
     assert result.stdout == "encoded 25 of 100 MiB (25 %), 5.0 MiB/s, 0:00:15 left\n"
     assert result.stderr.startswith("encoded 5 of 10 MiB (50 %), ")

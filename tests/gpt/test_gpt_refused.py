@@ -15,11 +15,11 @@ class Evil:
 
 @pytest.fixture(scope="module")
 def refused(gpt):
-    """What each of many wrong command lines is told, all in one process."""
+    """The error of each of many wrong command lines, all in one process."""
     folder = gpt.folder
     one = ["--max-iters", 1, "--eval-interval", 1]
     gpt.session([["--out", "fine", *one], ["--out", "longest", "--max-iters", 2, "--eval-interval", 1]])
-    gpt.program("prepare", "second.txt", "--out", "alien")  # with a vocabulary of its own
+    gpt.program("prepare", "second.txt", "--out", "alien")  # with its own vocabulary
     gpt.program("export", "fine/final", "fine-hf")
     for name in ("empty", "odd", "foreign"):
         shutil.copytree(folder / "first", folder / name)
@@ -130,7 +130,7 @@ def test_refused(gpt, refused, name):
     assert not (gpt.folder / "evil").exists()
 
 
-def test_the_programs_say_it_in_one_line(gpt, refused):
+def test_programs_print_the_error_in_one_line(gpt, refused):
     lines = {}
     (gpt.folder / "void.txt").write_text("")
     (gpt.folder / "nowhere-else").mkdir()

@@ -1,4 +1,4 @@
-"""What a resumed training inherits, what it prints, and what it refuses; whose vocabulary fits, and who validates."""
+"""Resumed trainings: inherited options, messages, refusals, vocabularies and evaluations."""
 
 import json
 import shutil
@@ -165,7 +165,7 @@ def test_a_set_without_val_is_named_and_the_others_are_evaluated(resumed):
     assert "val loss" not in none
 
 
-def test_an_agent_that_restarts_what_was_done_ends_well(gpt, saved):
+def test_restart_of_a_finished_training_exits_0(gpt, saved):
     argv = ("-m", "trainer.gpt", "--out", "four", "--max-iters", 4)
     done = gpt.run(*argv, env={"CLUSTERCTL_CHECKPOINT": str(saved.out / "iter_4")})
     assert done.returncode == 0, done.stderr

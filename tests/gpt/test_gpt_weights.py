@@ -9,7 +9,7 @@ from trainings import HERE
 
 @pytest.fixture(scope="module")
 def trained(gpt):
-    """Trained by two processes with ZeRO-3, whose parameters lie in pieces."""
+    """Trained by two processes with ZeRO-3, whose parameters are sharded."""
     return gpt.session([["--out", "trained", "--engine", "zero3", "--learning-rate", "1e-2"]], ranks=2, typed=True)[0]
 
 
@@ -20,7 +20,7 @@ def exported(gpt, trained):
     return gpt.folder / "hf"
 
 
-def test_transformers_loads_what_was_exported(gpt, trained, exported):
+def test_transformers_loads_the_exported_model(gpt, trained, exported):
     result = gpt.run(HERE / "compare.py", "trained/best", exported)
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout.splitlines()[-1])
@@ -54,8 +54,8 @@ def test_samples_are_the_same_for_a_seed(gpt, trained, exported):
     assert texts[0].startswith("the king")
 
 
-def test_what_was_read_is_not_read_again(gpt, trained):
-    """The text is the one that it would be; past the block all tokens move, and all of it is read for each."""
+def test_generation_reads_each_token_once(gpt, trained):
+    """The text equals the one without the cache. Beyond the block all tokens move, and all are read again."""
     result = gpt.run(HERE / "written.py", "trained/best")
     assert result.returncode == 0, result.stderr
     told = [json.loads(line) for line in result.stdout.splitlines()]
@@ -72,7 +72,7 @@ def test_what_was_read_is_not_read_again(gpt, trained):
     assert all(len(set(each["ours"])) > 5 for each in told if each["temperature"])
 
 
-def test_a_bpe_vocabulary_of_ones_own(gpt):
+def test_trained_bpe_vocabulary(gpt):
     argv = ("--tokens", "bpe", "--vocab-size", 300, "--shard-tokens", 5000)
     said = gpt.program("prepare", "first.txt", "--out", "bpe", *argv)
     assert "vocabulary of " in said
@@ -96,7 +96,7 @@ def test_a_bpe_vocabulary_of_ones_own(gpt):
     assert json.loads((gpt.folder / "bpe-2/meta.json").read_text())["digest"] == meta["digest"], again
 
 
-def test_shards_hold_the_text(gpt):
+def test_shards_contain_the_text(gpt):
     import struct
 
     characters = json.loads((gpt.folder / "first/characters.json").read_text())
@@ -107,7 +107,7 @@ def test_shards_hold_the_text(gpt):
     assert counts["val"] / len(tokens) == pytest.approx(0.1, abs=0.001)
 
 
-def test_nanogpts_own_files_are_read(gpt):
+def test_nanogpt_files_are_read(gpt):
     folder = gpt.folder / "nano"
     folder.mkdir()
     letters = json.loads((gpt.folder / "first/characters.json").read_text())

@@ -1,4 +1,4 @@
-"""ZeRO-3 begins without the whole model on any rank, and with the weights that every other engine has."""
+"""ZeRO-3 starts without the whole model on any rank, and with the weights of every other engine."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What the plan says a block keeps is what autograd keeps of transformers' own models."""
+"""The plan's activations of a block match autograd's for transformers' models."""
 
 import pytest
 
@@ -29,6 +29,6 @@ def kept(of_configs):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_block_keeps_what_the_plan_says(kept, name):
+def test_activation_memory_of_a_block_matches_the_plan(kept, name):
     training = Training(parse(CONFIGS[name], name, name), seq=128)
     assert layer_bytes(training) == pytest.approx(kept[name]["bytes"], rel=0.03)

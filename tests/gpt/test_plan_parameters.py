@@ -48,7 +48,7 @@ def counted(of_configs):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_table_has_what_transformers_makes_of_its_shapes(counted, name):
+def test_parameter_counts_of_the_table_match_transformers(counted, name):
     assert MODELS[name].parameters == counted[name]["parameters"]
     assert parse(CONFIGS[name], name, name).parameters == counted[name]["parameters"]
 
@@ -59,11 +59,11 @@ def test_a_config_of_each_kind_has_the_parameters_of_its_model(counted, name):
 
 
 @pytest.mark.parametrize("name", [*KINDS, *MODELS])
-def test_adapters_are_what_peft_makes(counted, name):
+def test_adapter_sizes_match_peft(counted, name):
     assert parse(CONFIGS[name], name, name).adapter_parameters(8) == counted[name]["adapters"]
 
 
-def test_what_a_shape_leaves_out_is_little(counted):
+def test_parameters_outside_the_shape_are_few(counted):
     """Biases of the MLP."""
     whole = counted["large"]["parameters"]
     assert 0 < whole - parse(LARGE, "large", "large").parameters < 1e-3 * whole

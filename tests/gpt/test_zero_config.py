@@ -1,4 +1,4 @@
-"""What DeepSpeed is told: one source of defaults, the user's file, and what is the trainer's own business."""
+"""DeepSpeed's configuration: one source of defaults, the user's file, and the fields that the trainer sets."""
 
 import json
 
@@ -13,7 +13,7 @@ def made(*argv, dtype="torch.bfloat16", on_gpu=True):
     return zero_config.make(given, int(given.engine[-1]), 8, dtype, on_gpu)
 
 
-def test_what_runs_on_gpus_is_what_was_measured():
+def test_gpu_configuration_is_the_measured_one():
     """docs/benchmarks.md has figures of these values."""
     assert made("--engine", "zero2") == {
         "train_micro_batch_size_per_gpu": 4,
@@ -55,7 +55,7 @@ def test_one_precision_is_on(dtype, on):
     assert [told["fp16"]["enabled"], told["bf16"]["enabled"]] == on
 
 
-def test_cpus_overlap_nothing_and_pin_nothing():
+def test_cpu_configuration_has_no_overlap_and_no_pinned_memory():
     told = made("--engine", "zero3", "--offload", "all", on_gpu=False)
     zero = told["zero_optimization"]
     assert zero["offload_optimizer"] == zero["offload_param"] == {"device": "cpu", "pin_memory": False}
@@ -63,7 +63,7 @@ def test_cpus_overlap_nothing_and_pin_nothing():
     assert "round_robin_gradients" not in made("--engine", "zero2", "--offload", "optimizer")["zero_optimization"]
 
 
-def test_a_file_says_the_rest_and_the_options_win(tmp_path):
+def test_options_override_the_configuration_file(tmp_path):
     path = tmp_path / "mine.json"
     place = {"device": "cpu", "ratio": 0.5}
     zero = {"stage": 2, "reduce_bucket_size": 5, "overlap_comm": "auto", "offload_optimizer": place}
@@ -92,7 +92,7 @@ def test_a_file_says_the_rest_and_the_options_win(tmp_path):
         (None, "No such file"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_refused(tmp_path, text, message):
+def test_unusable_configuration_file_is_refused(tmp_path, text, message):
     path = tmp_path / "mine.json"
     if text is not None:
         path.write_text(text)
@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path, text, message):
     assert refused.value.fix
 
 
-def test_fp16_wants_a_gpu():
+def test_fp16_requires_a_gpu():
     assert made("--engine", "zero1", dtype="torch.float16")["fp16"]["loss_scale"] == 0
     with pytest.raises(RefusedError, match="fp16 only on GPUs"):
         made("--engine", "zero1", dtype="torch.float16", on_gpu=False)

@@ -49,7 +49,7 @@ class Trainings:
         return subprocess.run(command, cwd=self.folder, env=environment, check=False, **options)
 
     def program(self, name, *argv, typed=False):
-        """``python -m trainer.gpt.NAME``, which is to work; what it says."""
+        """Runs ``python -m trainer.gpt.NAME``, which must succeed; returns its output."""
         result = self.run("-m", f"trainer.gpt.{name}", *argv, typed=typed)
         assert result.returncode == 0, result.stderr
         return result.stdout
@@ -78,7 +78,7 @@ class Trainings:
 
 
 class Going:
-    """A training that goes on. Its output is read by ``until`` and ``finish``."""
+    """A running training. Its output is read by ``until`` and ``finish``."""
 
     def __init__(self, trainings, argv):
         pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -99,7 +99,7 @@ class Going:
                 parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
                 if parent == self.process.pid and f"RANK={rank}" in (path / "environ").read_text().split("\0"):
                     return int(path.name)
-            except (FileNotFoundError, ProcessLookupError):  # noqa: PERF203 - it has just ended
+            except (FileNotFoundError, ProcessLookupError):  # noqa: PERF203 - it has just exited
                 continue
         raise AssertionError(f"there is no rank {rank}")
 

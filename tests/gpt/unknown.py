@@ -1,4 +1,4 @@
-"""A DeepSpeed that is not as ours: what each engine says, a JSON object for each field that it lacks."""
+"""A DeepSpeed without some fields: each engine's message, a JSON object for each missing field."""
 
 import json
 import os
@@ -41,7 +41,7 @@ class Without:
 
 
 def without(field):
-    """Does what ``deepspeed.initialize`` does, and takes away a field, ``half`` of its tensors or ``one`` parameter."""
+    """Calls ``deepspeed.initialize``, and removes a field, ``half`` of its tensors or ``one`` parameter."""
 
     def initialized(**given):
         made, *rest = initialize(**given)

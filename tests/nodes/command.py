@@ -36,7 +36,7 @@ def run(*argv, cwd, env=None, timeout=120, first="", fresh=False):
 
 
 def train(*argv, **options):
-    """``clusterctl train``, once more where torch crashed behind the end of a training.
+    """``clusterctl train``, repeated if torch crashed after the end of a training.
 
     Its C++ threads race with the end of the interpreter: github.com/pytorch/pytorch/issues/190489, seen once in about a
     hundred trainings.

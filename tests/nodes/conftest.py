@@ -31,13 +31,13 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if "require_sandbox" in getattr(item, "fixturenames", ()):
             item.add_marker("root")
-    # Workers take groups in this order: what takes minutes must not begin last, beside a worker that has nothing to do.
+    # Workers take groups in this order: long groups must not start last, beside an idle worker.
     items.sort(key=lambda item: _rank(_group(item.path)))
 
 
 @cache
 def _group(path):
-    """What one worker runs: tests of one file share what they have made, and so do all that use the same nodes."""
+    """The group of a test: one worker runs all tests of a file, and all tests that use the same nodes."""
     text = path.read_text(encoding="utf-8")
     return next((nodes for nodes in ("training_nodes", "plain_nodes") if nodes in text), path.stem)
 
@@ -47,7 +47,7 @@ def _rank(group):
 
 
 class Groups(LoadScopeScheduling):
-    """Gives whole groups to workers, whatever ``--dist`` says."""
+    """Gives whole groups to workers, with any ``--dist``."""
 
     def _split_scope(self, nodeid):
         return _group(self.config.rootpath / nodeid.partition("::")[0])
@@ -60,7 +60,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(scope="session")
 def require_sandbox():
-    """Skips where no sandbox of minimal nodes can be made, and says why."""
+    """Skips if no sandbox of minimal nodes can be made, with the reason."""
     try:
         sandboxes.require(sandboxes.Options(rootfs="minimal"))
     except UsageError as error:

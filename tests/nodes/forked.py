@@ -28,12 +28,12 @@ def run(*argv, cwd, env, timeout, first=""):
 class Command:
     """A command that was started, with an empty stdin.
 
-    It has a ``pid``, and when it has ended a ``returncode``, ``stdout`` and ``stderr``.
+    It has a ``pid``, and after its end a ``returncode``, ``stdout`` and ``stderr``.
 
     Args:
         argv: the words after ``clusterctl``.
         cwd: its folder.
-        env: its whole environment; this process's where it is None.
+        env: its whole environment; None for this process's.
         first: Python that runs before the command, to change its defaults.
     """
 
@@ -57,7 +57,7 @@ class Command:
             return None
 
     def wait(self, timeout=120):
-        """The exit code, when it has ended; a command that takes longer is killed, which is an error."""
+        """The exit code; a command that takes longer than the timeout is killed, which is an error."""
         try:
             return self._end(timeout)
         except TimeoutError:
@@ -65,7 +65,7 @@ class Command:
             raise subprocess.TimeoutExpired("clusterctl", timeout) from None
 
     def send_signal(self, number):
-        """A signal to it, unless it has ended."""
+        """Send a signal to it, unless it has exited."""
         if self.poll() is None:
             os.kill(self.pid, number)
 

@@ -2,7 +2,7 @@
 
 EVENT is the number of the event at which the signal comes. Without SIGNAL it is SIGKILL, and no command line is around
 the deploy; with one it is the command, as users type it, or the command of the WORDs.
-Events are the beginnings and ends of stages: how often progress is told depends on how quick the machine is. With
+Events are the starts and ends of stages: the number of progress events depends on the machine's speed. With
 EVENT 0 nothing is killed, and for each event "started" or "finished" is printed.
 """
 

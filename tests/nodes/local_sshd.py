@@ -1,4 +1,4 @@
-"""A real sshd on 127.0.0.1 with users of its own, for what a sandbox node cannot show: other login shells, passwords,
+"""A real sshd on 127.0.0.1 with its own users, for what a sandbox node cannot show: other login shells, passwords,
 several host keys, a server that stops. Its users exist only in the mount namespace of that one process.
 """
 
@@ -80,7 +80,7 @@ class LocalSshd:
         return Node(name or user, "127.0.0.1", user=user, port=self.port)
 
     def inventory(self, *nodes: Node, key: Path | None = None, known: bool = True, timeout: float = 10) -> Inventory:
-        """An inventory in a folder of its own, with the host keys pinned or not."""
+        """An inventory in a new folder, with the host keys pinned or not."""
         folder = self.folder / f"inventory {secrets.token_hex(4)}"
         folder.mkdir()
         if known:
@@ -94,6 +94,12 @@ class LocalSshd:
 
     def known_hosts(self) -> str:
         return "".join(f"[127.0.0.1]:{self.port} {Path(f'{key}.pub').read_text()}" for key in self.host_keys)
+
+    def connections(self) -> int:
+        """The number of open connections: sshd has a child process for each."""
+        assert self.process
+        pid = self.process.pid
+        return len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
     def cut(self) -> None:
         """End every connection as if the node had lost power; the listener stays."""

@@ -1,4 +1,4 @@
-"""What the tests of the relay send, and what they do to nodes."""
+"""Payloads of the relay tests, and their changes of nodes."""
 
 import ctypes
 import io
@@ -99,7 +99,7 @@ def blocks(data):
 
 
 class Nodes:
-    """A sandbox's nodes as targets; every test has a folder of its own there."""
+    """A sandbox's nodes as targets; every test has a separate folder there."""
 
     def __init__(self, box, inventory, connections, root=PLAIN):
         self.box, self.inventory, self.connections, self.root = box, inventory, connections, root
@@ -126,7 +126,7 @@ class Nodes:
         return {name: payload.differing(f"{self.box.node_root(name)}{self.into}") for name in names or self.names}
 
     def traces(self, *names):
-        """What a relay leaves on a node and should not: keys, lines, and processes, after a moment to end in."""
+        """Traces of a relay that must not remain on a node: keys, lines, and processes, after a moment to exit."""
         for _ in range(30):
             if not (found := self._traces(*names)):
                 break
@@ -151,11 +151,11 @@ class Nodes:
 
 
 def processes(box, name, word):
-    """Processes of a node whose command line holds a word, as this machine numbers them."""
+    """Pids on this machine of a node's processes whose command line contains a word."""
     inside = Path(f"/proc/{box.init_process(name).pid}/ns/pid").readlink()
     found = []
     for path in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # it has exited
             if (path / "ns/pid").readlink() == inside and word.encode() in (path / "cmdline").read_bytes():
                 found.append(int(path.name))
     return found
@@ -166,7 +166,7 @@ def kill(box, name, word, number=signal.SIGKILL):
     found = processes(box, name, word)
     assert found, f"no {word} on {name}"
     for pid in found:
-        with suppress(ProcessLookupError):  # it has ended meanwhile, maybe with the one before
+        with suppress(ProcessLookupError):  # it has exited meanwhile, maybe with the one before
             os.kill(pid, number)
 
 

@@ -1,4 +1,4 @@
-"""A stand-in for nvidia-smi on nodes without GPUs: it answers what a real one has answered on two H200, as recorded."""
+"""A replacement of nvidia-smi on nodes without GPUs: it prints recorded answers of a real one on two H200."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ from provision.checks.kit.gpu import FIELDS, GPUS, SMI
 from provision.render import quote
 
 PLACE = "usr/local/bin/nvidia-smi"
-_CALL = re.compile(rf"\b{SMI} ([a-z-][^\n)|]*)")  # what a probe asks; the first call of several
+_CALL = re.compile(rf"\b{SMI} ([a-z-][^\n)|]*)")  # the query of a probe; the first call of several
 _ADDED = re.compile(r"^(asked|model .*)\n", re.MULTILINE)  # lines that a probe adds to what nvidia-smi prints
 
 

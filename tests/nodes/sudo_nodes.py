@@ -14,7 +14,7 @@ ASKING = "trainer ALL=(ALL) ALL\n"
 
 
 def install(box):
-    """Install Debian's sudo on every node of a sandbox; it allows nothing to anybody yet."""
+    """Install Debian's sudo on every node of a sandbox; it allows nothing to any user yet."""
     for node in box.nodes:
         shutil.copy(_package(), box.node_root(node.name) / "tmp/sudo.deb")
         done = box.enter(node.name, ["dpkg", "-i", "/tmp/sudo.deb"])

@@ -32,12 +32,12 @@ def box(require_sandbox, tmp_path_factory):
 
 @pytest.fixture
 def sudoers(box):
-    """Says what sudo allows."""
+    """Sets the rules of sudo."""
     return partial(allow, box)
 
 
 class Typing:
-    """Somebody who types a password when asked, and counts."""
+    """A user who types a password when asked; counts the questions."""
 
     def __init__(self, password=PASSWORD):
         self._password = password
@@ -56,7 +56,7 @@ class Typing:
 
 @pytest.fixture
 def connect(box):
-    """Connections with somebody to ask, or nobody."""
+    """Connections with or without a user to ask."""
     pools = []
 
     def make(prompts=None):
@@ -85,7 +85,7 @@ def test_one_question_for_all_nodes(connect, sudoers):
     sudoers(ASKING)
     typing = Typing()
     pool, nodes = connect(typing)
-    # What sudo might have kept, and what the caller's own bytes would show, if the password were among them.
+    # The places where sudo or the caller's bytes would contain the password.
     look = (
         "id -u; cat; p=correct; printf '%s $horse' \"$p\" >/run/looked-for; "
         "for f in /proc/[0-9]*/cmdline /proc/[0-9]*/environ; do "
@@ -101,7 +101,7 @@ def test_one_question_for_all_nodes(connect, sudoers):
     assert typing.asked[0][0] == "trainer"
 
 
-def test_a_node_that_wants_one_among_nodes_that_do_not(connect, sudoers):
+def test_one_node_of_several_requires_a_password(connect, sudoers):
     sudoers(FREE, ASKING, FREE)
     typing = Typing()
     pool, nodes = connect(typing)
@@ -137,7 +137,7 @@ def test_refusals_have_reasons(connect, sudoers, box):
     assert "needs the password of trainer, and there is no terminal to ask on" in one.reason
     assert "NOPASSWD" in one.hint
     assert "requiretty" in two.reason
-    assert "there is no terminal to ask on" in three.reason  # sudo tells who is in sudoers to those who gave a password
+    assert "there is no terminal to ask on" in three.reason  # sudo reports who is in sudoers only after a password
     pool, nodes = connect(Typing())
     with pytest.raises(RootRefused, match="trainer may not use sudo"):
         pool[nodes[2]].run("id -u", root=True)
@@ -157,7 +157,7 @@ def test_no_password_is_given(connect, sudoers):
     assert {error.reason for error in results.values()} == {"no sudo password was given for trainer"}
 
 
-def test_the_deadline_ends_scripts_that_run_as_root(connect, sudoers, box):
+def test_deadline_stops_scripts_that_run_as_root(connect, sudoers, box):
     sudoers(ASKING)
     pool, (node, *_) = connect(Typing())
     seen = []
@@ -167,7 +167,7 @@ def test_the_deadline_ends_scripts_that_run_as_root(connect, sudoers, box):
     wait_until_gone(box, node.name, "sleep 1000.5")
 
 
-def test_closing_ends_scripts_that_run_as_root(connect, sudoers, box):
+def test_close_stops_scripts_that_run_as_root(connect, sudoers, box):
     sudoers(FREE)
     pool, (node, *_) = connect()
     started = threading.Event()

@@ -16,7 +16,7 @@ SIZES = (1 << 18, 1 << 20)
 
 
 def left(nodes):
-    """What a measurement has left on the nodes: processes, and folders of runs."""
+    """Traces of a measurement on the nodes: processes, and folders of runs."""
     script = f"ls -d {PurePosixPath(PREFIX).parent}/runs/*-bench-* 2>/dev/null; true"
     return nodes.marked() + [line for node in nodes.nodes for line in nodes.on(node, "sh", "-c", script).splitlines()]
 
@@ -53,7 +53,7 @@ def test_tuning_needs_nccl(training_nodes):
     assert left(training_nodes) == []
 
 
-def test_a_rank_that_dies_ends_all_and_is_named(training_nodes):
+def test_killed_rank_is_named_and_stops_the_others(training_nodes):
     running = training_nodes.start("bench", "nccl", "--sizes", "64M", until="Measuring the network")
     until = time.monotonic() + 60
     while not training_nodes.marked("LOCAL_RANK", among=["node02"]):

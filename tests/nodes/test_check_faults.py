@@ -1,6 +1,6 @@
 """Faults injected into one node of sixteen: ``clusterctl check`` names each of them there, and none on another node.
 
-What nvidia-smi says is a recording of a real one, edited; everything else is made truly wrong.
+nvidia-smi's output is an edited recording of a real one; every other fault is real.
 """
 
 import json
@@ -106,7 +106,7 @@ def findings(box, code):
     return found
 
 
-def test_there_are_at_least_twenty():
+def test_at_least_twenty_faults_are_tested():
     assert len(FAULTS) >= 20
 
 

@@ -1,4 +1,4 @@
-"""``clusterctl check`` on 64 nodes: a dead one and one whose nvidia-smi hangs cost their own time and no more."""
+"""``clusterctl check`` on 64 nodes: a dead one and one whose nvidia-smi hangs do not delay the others."""
 
 import json
 from collections import Counter

@@ -21,7 +21,7 @@ def box(require_sandbox, tmp_path_factory):
     ) as box:
         install(box)
         allow(box, FREE, ASKING, "# nothing\n")
-        for node in box.nodes:  # says who has run the probe of net.fw
+        for node in box.nodes:  # records the user of net.fw's probe
             nft = box.node_root(node.name) / "usr/sbin/nft"
             nft.write_text("#!/bin/sh\nid -un >>/tmp/nft\n", encoding="utf-8")
             nft.chmod(0o755)
@@ -30,7 +30,7 @@ def box(require_sandbox, tmp_path_factory):
 
 @pytest.fixture
 def look(box):
-    """Runs the checks, and says on which nodes root was asked, and what was told to the user."""
+    """Runs the checks. Returns the nodes on which root was used, and the messages to the user."""
 
     def run(*, prompts=None, root=None):
         for node in box.nodes:
@@ -48,7 +48,7 @@ def look(box):
 
 
 class Typing:
-    """Somebody who types a password when asked."""
+    """A user who types a password when asked."""
 
     def __init__(self):
         self.asked = 0
@@ -64,7 +64,7 @@ class Typing:
         return PASSWORD
 
 
-def test_by_default_root_is_used_where_it_asks_for_nothing(look):
+def test_by_default_root_is_used_if_no_password_is_needed(look):
     somebody = Typing()
     result, rooted, said = look(prompts=somebody)
     assert rooted == ["node01"]
@@ -82,7 +82,7 @@ def test_become_asks_for_the_password_once(look):
     assert somebody.asked == 1
 
 
-def test_without_root_nobody_becomes_root(look):
+def test_without_root_sudo_is_not_used(look):
     result, rooted, said = look(root=False)
     assert rooted == []
     assert {each.verdict for each in result.findings if each.check == "net.fw"} == {"UNKNOWN"}

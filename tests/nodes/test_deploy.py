@@ -97,7 +97,7 @@ def test_dry_run_writes_nothing_and_lists_the_planned_steps(box, bundle, tmp_pat
 def test_an_interrupted_deploy_is_completed_by_a_rerun(box, bundle, tmp_path):
     folder = inventory(box, tmp_path / "i", prefix="/opt/broken/current")
     release = open_bundle(bundle).manifest.release_id
-    for node in ("node01", "node02"):  # what a kill in the middle of unpacking leaves, with a read-only folder
+    for node in ("node01", "node02"):  # the traces of a kill during unpacking, with a read-only folder
         left = f"/opt/broken/releases/.incoming-{release}/lib"
         on(
             box,
@@ -124,7 +124,7 @@ def slow(tmp_path_factory, require_sandbox):
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])  # SIGTERM is SIGINT's: test_kills
-def test_a_deploy_that_is_stopped_while_it_sends_leaves_the_old_state_and_can_be_run_again(slow, tmp_path, how):
+def test_deploy_interrupted_while_sending_changes_nothing_and_can_be_repeated(slow, tmp_path, how):
     box, bundle = slow
     root = f"/opt/{how.name}"
     folder = inventory(box, tmp_path / "i", prefix=f"{root}/current")
@@ -137,7 +137,7 @@ def test_a_deploy_that_is_stopped_while_it_sends_leaves_the_old_state_and_can_be
         text=True,
     )
     releases = Path(box.node_root("node01"), f"{root[1:]}/releases")
-    while not any(releases.glob(".transfer-*/units/*")):  # the stream has begun to arrive
+    while not any(releases.glob(".transfer-*/units/*")):  # the stream has started to arrive
         assert child.poll() is None, child.communicate()[0]
         select.select([], [], [], 0.02)
     child.send_signal(how)
@@ -186,7 +186,7 @@ REFUSED = {
 }
 
 
-def test_a_node_that_cannot_take_it_refuses_and_nothing_is_changed_on_any(box, bundle, tmp_path):
+def test_unsuitable_node_refuses_and_no_node_is_changed(box, bundle, tmp_path):
     for command, _, _ in REFUSED.values():
         on(box, "node02", "sh", "-c", command)
     before = {node: tree(box, node) for node in ("node01", "node02")}
@@ -200,7 +200,7 @@ def test_a_node_that_cannot_take_it_refuses_and_nothing_is_changed_on_any(box, b
     assert {node: tree(box, node) for node in before} == before
 
 
-def test_no_permission_names_the_command_that_gives_it(box, bundle, tmp_path):
+def test_missing_permission_names_the_command_that_grants_it(box, bundle, tmp_path):
     folder = inventory(
         box,
         tmp_path / "i",
@@ -301,7 +301,7 @@ def test_an_unreachable_node_is_named_with_its_likely_typo_and_nothing_is_change
     assert (pasted.returncode, Path(box.node_root("node01"), "opt/typo/current").is_symlink()) == (0, True), hint
 
 
-def test_a_node_that_is_off_is_named_and_the_others_can_be_done_alone(box, bundle, tmp_path):
+def test_switched_off_node_is_named_and_the_others_can_be_deployed(box, bundle, tmp_path):
     folder = inventory(box, tmp_path / "i", prefix="/opt/off/current", change=impatient)
     box.unplug("node02")
     try:
@@ -318,7 +318,7 @@ def test_a_node_that_is_off_is_named_and_the_others_can_be_done_alone(box, bundl
     assert "node02: deployed" in added.stdout
 
 
-def test_a_prefix_with_spaces_and_non_ascii_letters_is_carried_through(box, bundle, tmp_path):
+def test_prefix_with_spaces_and_non_ascii_letters_works(box, bundle, tmp_path):
     prefix = "/opt/my env é日本/current"
     folder = inventory(box, tmp_path / "i", prefix=prefix)
     result = run("deploy", bundle, cwd=folder)
@@ -327,8 +327,8 @@ def test_a_prefix_with_spaces_and_non_ascii_letters_is_carried_through(box, bund
     assert "nothing changed" in run("deploy", bundle, cwd=folder).stdout
 
 
-def test_a_prefix_that_files_could_not_hold_safely_is_refused(box, bundle, tmp_path):
-    # The prefix stands in scripts and Python files of any kind: these characters would mean something there.
+def test_prefix_with_unsafe_characters_is_refused(box, bundle, tmp_path):
+    # The prefix is part of scripts and Python files: these characters would have a meaning there.
     # Nodes are asked about the prefix before it is refused; tests/unit/env/test_relocate.py has each character alone.
     odd = "$(touch owned)`touch owned`;touch owned&it's a\"b\\(a)*#a"
     folder = inventory(box, tmp_path / "i", prefix=f"/opt/{odd}/current")

@@ -22,7 +22,7 @@ from provision.transfer.decompressor import packed
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
 SIZE = 6 << 20
-# A relay begins with fewer bytes here than it does for users, and its units are smaller by as much.
+# A relay starts with fewer bytes here than for users, and its units are smaller by as much.
 SMALL = """
 from provision.transfer import engine
 engine.Options.__init__.__kwdefaults__.update(relay_from=1 << 20, unit=1 << 19)
@@ -63,7 +63,7 @@ def place(box, tmp_path):
     quick = inventory(box, tmp_path / "i", prefix=f"{root}/current", change=_impatient)
     yield quick, root
     left = relay_keys(box)
-    for name in left:  # the next test begins without
+    for name in left:  # the next test starts without
         on(box, name, "sh", "-c", FORGET)
     assert left == {}, "a key of the relay was left"
     assert box.problems == ()
@@ -80,7 +80,7 @@ def deploy(folder, bundle, *more):
 
 
 def relay_keys(box, names=NAMES):
-    """By node what a relay may leave there: lines, and folders with private keys."""
+    """By node, the traces of a relay: lines, and folders with private keys."""
     script = (
         "cat /root/.ssh/authorized_keys; ls -d /dev/shm/* /opt/*/releases/.transfer-*/clusterctl-relay* 2>/dev/null"
     )
@@ -89,7 +89,7 @@ def relay_keys(box, names=NAMES):
 
 
 def inodes(box, names=NAMES):
-    """Whoever adds or removes a line replaces the file."""
+    """Adding or removing a line replaces the file."""
     return [on(box, name, "stat", "-c", "%i", "/root/.ssh/authorized_keys") for name in names]
 
 
@@ -115,7 +115,7 @@ class Deploying:
         assert set(relay_keys(box)) == set(NAMES)
 
     def end(self):
-        """Exit code, and all that was said, as one line."""
+        """Exit code, and the whole output as one line."""
         self.child.send_signal(signal.SIGCONT)
         code = self.child.wait(250)
         out = self.child.stdout + self.child.stderr
@@ -123,7 +123,7 @@ class Deploying:
         return code, re.sub(r"\s+", " ", out)
 
 
-def test_the_bytes_leave_this_machine_once(box, bundles, place):
+def test_bundle_leaves_the_controller_once(box, bundles, place):
     folder, root = place
     before = inodes(box)
     done = deploy(folder, bundles[0])
@@ -147,7 +147,7 @@ def test_nodes_without_zstd_receive_compressed_bytes_once(box, place, tmp_path):
         assert "transfer" not in on(box, name, "ls", "-A", f"{root}/releases")
 
 
-def test_without_the_relay_every_node_is_served_from_here_and_no_key_appears(box, bundles, place):
+def test_without_relay_the_controller_serves_every_node_and_installs_no_key(box, bundles, place):
     folder, root = place
     before = inodes(box)
     done = deploy(folder, bundles[0], "--relay", "off")
@@ -156,7 +156,7 @@ def test_without_the_relay_every_node_is_served_from_here_and_no_key_appears(box
     assert inodes(box) == before
 
 
-def test_a_node_that_is_switched_off_in_the_middle_stops_no_other(box, bundles, place):
+def test_node_switched_off_during_transfer_stops_no_other(box, bundles, place):
     folder, root = place
     under_way = Deploying(box, folder, root, bundles[0])
     box.power_off("node02")
@@ -177,7 +177,7 @@ def test_a_node_that_is_switched_off_in_the_middle_stops_no_other(box, bundles, 
 
 
 def test_a_node_that_reboots_during_a_deploy_is_finished_by_the_next_run(box, bundles, place):
-    """It answers again at once, but what it had written before may be lost: this run must not call it done."""
+    """It answers again at once, but its earlier writes may be lost: this run must not report it as done."""
     folder, root = place
     under_way = Deploying(box, folder, root, bundles[0])
     box.power_off("node02")
@@ -192,7 +192,7 @@ def test_a_node_that_reboots_during_a_deploy_is_finished_by_the_next_run(box, bu
     assert run("verify", "-q", cwd=folder).returncode == 0
 
 
-def test_a_controller_that_is_killed_in_the_middle(box, bundles, place):
+def test_controller_killed_during_transfer(box, bundles, place):
     folder, root = place
     under_way = Deploying(box, folder, root, bundles[0])
     under_way.child.kill()
@@ -232,7 +232,7 @@ def test_the_keys_of_a_running_push_stay(box, bundles, place):
         on(box, "node01", "mv", f"{file}.before", file)
 
 
-def test_a_new_node_joins_by_limit_and_a_replaced_one_is_filled_again(box, bundles, place):
+def test_limit_deploys_to_a_new_node_and_to_a_replaced_one(box, bundles, place):
     folder, root = place
     first = deploy(folder, bundles[0], "--limit", "node[01-02]")
     assert first["nodes"] == dict.fromkeys(NAMES[:2], "deployed")

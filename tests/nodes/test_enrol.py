@@ -1,4 +1,4 @@
-"""clusterctl init against a real sshd: nodes that only know a password take a key afterwards."""
+"""clusterctl init against a real sshd: nodes that only accept a password accept a key afterwards."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def enrol(inventory, nodes, *, prompts=None, emit=ignore):
 
 
 def fresh(server, nodes, **options):
-    """An inventory whose key is not there yet, for nodes that take none."""
+    """An inventory with a missing key, for nodes that accept none."""
     for user in server.users:
         subprocess.run(["rm", "-rf", server.home(user) / ".ssh"], check=True)
     inventory = server.inventory(*nodes, **options)
@@ -80,7 +80,7 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_key_is_created_and_installed_and_nothing_is_asked_again(server):
+def test_key_is_created_and_installed_and_the_second_run_asks_nothing(server):
     nodes = [server.node(user) for user in server.users]
     inventory = fresh(server, nodes, known=False)
     answers, events = Answers(), []
@@ -120,7 +120,7 @@ def test_existing_lines_in_authorized_keys_stay(server):
     assert (ssh / "authorized_keys").read_text() == old + "\n" + public_key(inventory) + "\n"
 
 
-def test_a_home_that_many_nodes_share(server):
+def test_home_shared_by_many_nodes(server):
     nodes = [server.node("one", f"n{number}") for number in range(8)]
     inventory = fresh(server, nodes)
     answers = Answers()
@@ -147,7 +147,7 @@ def test_without_prompts_a_missing_key_is_an_error(server):
     assert "needs a password" in error.reason
 
 
-def test_a_node_that_looks_for_keys_elsewhere(tmp_path):
+def test_node_with_another_authorized_keys_file(tmp_path):
     server = LocalSshd(tmp_path / "s", {"one": "/bin/sh"}, options="AuthorizedKeysFile /nowhere/%u\n")
     try:
         node = server.node("one")
@@ -178,7 +178,7 @@ def test_the_default_key_is_used(server, home):
     assert enrol(inventory, [node], prompts=Answers())["one"] == Enrolled("one", "key installed")
 
 
-def test_a_public_half_that_is_missing_is_computed(tmp_path, server):
+def test_missing_public_key_is_computed(tmp_path, server):
     inventory = server.inventory(key=make_key(tmp_path / "key"))
     expected = (tmp_path / "key.pub").read_text().split()[:2]
     (tmp_path / "key.pub").unlink()
@@ -189,7 +189,7 @@ def test_a_public_half_that_is_missing_is_computed(tmp_path, server):
     assert "ssh-keygen -y" in caught.value.hint
 
 
-def test_a_created_key_is_one_that_openssh_reads(tmp_path):
+def test_openssh_reads_a_created_key(tmp_path):
     path = tmp_path / "new folder/key"
     assert create_key(path)
     assert not create_key(path)

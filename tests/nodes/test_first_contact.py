@@ -1,4 +1,4 @@
-"""What a user meets who cannot log in yet, or no longer: told by the command itself, with its exit code."""
+"""Messages and exit codes for a user who cannot log in yet, or no longer."""
 
 import os
 import re
@@ -94,7 +94,7 @@ def test_a_changed_host_key_is_always_refused(folder):
     assert (folder / "known_hosts").read_text() == before
 
 
-def test_a_wrong_key_says_that_the_login_was_refused(folder):
+def test_wrong_key_reports_a_refused_login(folder):
     (folder / "id_ed25519").unlink()
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "id_ed25519"], check=True)
     code, err, _ = init(folder)
@@ -169,7 +169,7 @@ def test_init_installs_a_key_where_only_a_password_works_and_asks_for_it_once(fo
         assert "key installed" in child.before
         assert asked == 1
         assert PASSWORD not in child.before
-        # From now on nobody is asked: the new key logs in, the host keys are pinned.
+        # From now on no question is asked: the new key logs in, the host keys are pinned.
         code, err, out = init(folder)
         assert code == 0, err
         assert "node[01-02]: ready" in out

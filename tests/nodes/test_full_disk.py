@@ -33,7 +33,7 @@ def env(tmp_path_factory):
     return prefix
 
 
-def test_a_disk_that_fills_is_named_nothing_stays_and_a_rerun_completes(env, disk, tmp_path):
+def test_full_disk_is_named_leaves_nothing_and_a_rerun_completes(env, disk, tmp_path):
     place, enlarge = disk
     bundle = tmp_path / "tiny.ccb"
     pack(env, bundle, name="tiny", emit=ignore)

@@ -102,12 +102,12 @@ def test_from_an_ansible_inventory_with_a_node_that_is_down(box, user):
     assert loaded.ssh.user == "root"
 
 
-def test_nothing_is_written_where_no_node_can_be_reached(box, user):
+def test_without_a_reachable_node_nothing_is_written(box, user):
     dead = box.nodes[0].address.rpartition(".")[0] + ".251"
     done = user("init", "--accept-host-keys", dead)
     assert done.returncode == 5
     assert list(user.folder.iterdir()) == []
-    nobody = user("init", box.nodes[0].address)  # its host key is not known, and nobody can be asked
+    nobody = user("init", box.nodes[0].address)  # its host key is not known, and no user can be asked
     assert nobody.returncode == 5
     assert "on a terminal" in nobody.stderr
     assert list(user.folder.iterdir()) == []

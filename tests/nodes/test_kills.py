@@ -1,6 +1,6 @@
-"""Whatever is killed, and whenever: the old release always runs, and the same command completes the new one.
+"""After any kill at any moment the old release runs, and the same command completes the new one.
 
-What is killed: the controller where a stage begins and at random moments, the node's side of the connection (sshd) and
+What is killed: the controller at the start of a stage and at random moments, the node's side (sshd) and
 the script on the node at random moments, and the script at every step. The random moments come from a seed, which a
 failure names (CLUSTERCTL_SEED sets it, CLUSTERCTL_MOMENTS how many there are).
 """
@@ -44,7 +44,7 @@ def do(inventory, task, *given, emit=ignore):
 
 
 class Cluster:
-    """Two nodes that have the release ``old``; every test brings ``new`` and takes it away again."""
+    """Two nodes that have the release ``old``; every test deploys ``new`` and removes it again."""
 
     def __init__(self, box, folder, old, new):
         self.box, self.folder, self.new = box, folder, new
@@ -62,7 +62,7 @@ class Cluster:
         do(self.inventory, prune, 1)
 
     def check(self, note):
-        """One of the two releases is current and runs; the rerun completes, and then everything is as it should be."""
+        """One of the two releases is current and runs; the rerun completes, and then everything is OK."""
         for node in ("node01", "node02"):
             said = on(self.box, node, "sh", "-c", f"readlink {ROOT}/current; exec env -i {ROOT}/current/bin/where")
             link, where = said.splitlines()
@@ -116,7 +116,7 @@ def start(cluster, event=0, *number):
 
 
 def test_the_controller_is_killed_at_every_stage(cluster):
-    """Where a stage begins, when the last one has ended: a stage's end and the next one's beginning leave the same."""
+    """The start of a stage, after the last one's end: a stage's end and the next one's start leave the same state."""
     whole = start(cluster)
     out, err = whole.communicate(timeout=120)
     assert whole.returncode == 0, err
@@ -139,7 +139,7 @@ def test_ctrl_c_at_every_event_ends_cleanly(cluster):
         assert ("interrupted\ntry: clusterctl deploy" in err) == (child.returncode == 130), err
         assert "Traceback" not in err
         for node in ("node01", "node02"):
-            # What was told to end needs a moment; the command does not wait for it.
+            # Stopped processes need a moment to exit; the command does not wait for them.
             wait_until(
                 lambda node=node: not cluster.processes(node, "[c]c_n cc_t"), f"event {event}: no script runs", 20
             )
@@ -230,7 +230,7 @@ def test_a_disk_of_a_node_that_fills_while_it_unpacks(cluster, tmp_path):
         assert on(box, "node02", "readlink", f"{into}/current").strip() == f"releases/{first.release_id}"
         on(box, "node02", "env", "-i", f"{into}/current/bin/tool")
         on(box, "node02", "rm", f"{into}/ballast")
-        # What has come waits for the rerun, in the two folders of this release: it never exceeds the release.
+        # Received bytes wait for the rerun in the two folders of this release; they never exceed the release.
         left = set(on(box, "node02", "ls", "-A", f"{into}/releases").split()) - {".lock"}
         waiting = {f".incoming-{cluster.new_id}", f".transfer-{cluster.new_id}"}
         assert left - waiting == {".clusterctl", ".history", first.release_id, f"{first.release_id}.ok"}

@@ -1,4 +1,4 @@
-"""A release whose own path has 200 characters runs; and its files are what was packed.
+"""A release with a path of 200 characters runs, and its files equal the packed ones.
 
 The environment is small and real: its programs have the packer's prefix in their first lines, in other text and in
 compiled files.

@@ -71,7 +71,7 @@ def test_nothing_on_a_node_names_the_packers_prefix(box, deployed, lab_env):
     assert on(box, "node01", "sh", "-c", script) == ""
 
 
-def test_a_second_deploy_changes_nothing_and_says_so(deployed):
+def test_second_deploy_changes_nothing_and_reports_it(deployed):
     result = run("deploy", "--inventory", "inventory.yaml", cwd=deployed)
     assert result.returncode == 0
     assert "nothing changed" in result.stdout
@@ -87,7 +87,7 @@ def trained(deployed, training_nodes):
     name = training_nodes.config(
         "my train.yaml", model_name_or_path="my model", dataset_dir="my data", output_dir="my out", **STEPS
     )
-    text = (deployed / name).read_text().replace("report_to: none\n", "")  # what the user says would win
+    text = (deployed / name).read_text().replace("report_to: none\n", "")  # the user's value would win
     (job / name).write_text(text)
     result = train("--nodes", "2", f"my job/{name}", cwd=deployed)
     assert result.returncode == 0, result.stderr + result.stdout
@@ -122,7 +122,7 @@ def test_training_ends_with_a_lower_loss_and_a_checkpoint_on_rank_0(box, deploye
     assert "model.safetensors" in on(box, "node01", "ls", f"{RUNS}/{trained.run}/job/my out")
 
 
-def test_the_config_and_its_dataset_travelled_with_the_run(box, deployed, trained):
+def test_config_and_dataset_were_sent_with_the_run(box, deployed, trained):
     run_folder = json.loads(((deployed / "runs" / trained.run) / "run.json").read_text())["folder"]
     for node in ("node01", "node02"):
         found = on(box, node, "find", f"{run_folder}/job", "-name", "*.yaml", "-o", "-name", "dataset_info.json")
@@ -168,7 +168,7 @@ def losses(lines):
 
 
 def test_a_killed_rank_a_stop_that_saves_and_a_killed_torchrun(box, training_nodes, trained):
-    """The same losses after a resume; the step that a stop has saved is the one that the next resume goes on from."""
+    """The same losses after a resume; the next resume starts from the step that a stop has saved."""
     options = {"enable_jit_checkpoint": "true", "save_steps": 5, "max_steps": 100000}
     broken = training_nodes.start(
         "train", "--nodes", "2", training_nodes.config("saving.yaml", **options), until=r"checkpoint-5\b"
@@ -197,7 +197,7 @@ def test_a_killed_rank_a_stop_that_saves_and_a_killed_torchrun(box, training_nod
     resumed = training_nodes.start("resume", run, until=rf"checkpoint-{step}\b")
     wait_until(lambda: len(logged(box, out)) > before, "it trains again", 120)
     assert logged(box, out)[before]["current_steps"] == step + 1
-    # torchrun's ranks have sessions of their own: they survive it, and the agent ends them.
+    # torchrun's ranks have separate sessions: they survive it, and the agent stops them.
     training_nodes.kill("node01", min(training_nodes.pids("node01", r"torch\.distributed\.run|torchrun")))
     assert resumed.finish() == 6, resumed.output
     assert marked(box) == []

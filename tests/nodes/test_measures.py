@@ -78,7 +78,7 @@ def firewall(box, name, *rules, hook="input"):
 # --- ports ---------------------------------------------------------------------------------------
 
 
-def test_nodes_that_reach_each_other(pool, sandbox):
+def test_every_node_reaches_every_other(pool, sandbox):
     seen = plan(pool)
     answers = ports.measure(seen, Session(pool.inventory, seen.nodes, connections=pool))
     for check in ("net.master", "net.ephemeral"):
@@ -155,7 +155,7 @@ def test_a_master_port_that_is_in_use(pool, sandbox):
     assert f"port 4711 is taken by perl (process {started.stdout.strip()})" in master[first].observed
 
 
-def test_a_listener_ends_when_its_connection_breaks(sandbox):
+def test_listener_exits_when_its_connection_breaks(sandbox):
     with Connections(inventory_file.load(sandbox.inventory)) as broken:
         seen = plan(broken)
         node = seen.nodes[0]
@@ -164,7 +164,7 @@ def test_a_listener_ends_when_its_connection_breaks(sandbox):
         assert ear.wait_for("ready", LATE)
         places = [f":{port:04X} " for each in ports.open_ports(ear.lines).values() for port in each]
         assert len(places) == 3
-        broken[node]._transport.sock.close()  # no goodbye, as when the controller is killed
+        broken[node].transport.sock.close()  # no goodbye, as when the controller is killed
         until = time.monotonic() + LATE
         while any(place in line and " 0A " in line for line in listening(sandbox, node.name) for place in places):
             assert time.monotonic() < until, "it listens on"
@@ -172,7 +172,7 @@ def test_a_listener_ends_when_its_connection_breaks(sandbox):
         ear.close()
 
 
-def test_a_node_that_cannot_be_reached_says_so(pool):
+def test_unreachable_node_is_reported(pool):
     first = pool.inventory.nodes[0]
     nobody = Node("nobody", first.address, port=1)  # refused at once
     seen = Plan(pool.inventory, (first, nobody))
@@ -202,7 +202,7 @@ def test_skew_is_found_within_its_error_bars_with_and_without_nanoseconds(pool, 
     offsets = {name: offset(answer) for name, answer in answers.items()}
     for name, true in ((first, 0), (second, 5), (third, 0)):
         assert abs(offsets[name].seconds - true) <= offsets[name].error + 0.001, (name, offsets[name])
-    assert offsets[third].error < 0.5  # ten samples tell more than one of whole seconds
+    assert offsets[third].error < 0.5  # ten samples give a narrower bound than one of whole seconds
     assert "whole-seconds" in answers[third].out
     assert "whole-seconds" not in answers[first].out
     skew = found("clock.skew", seen, answers)
@@ -218,7 +218,7 @@ def test_skew_is_found_within_its_error_bars_with_and_without_nanoseconds(pool, 
 
 @contextmanager
 def shared(box, folder, names, place):
-    """A folder of this machine on some nodes, and an empty one of their own on the others."""
+    """A folder of this machine on some nodes, and a separate empty one on each of the others."""
     for each in box.nodes:
         (box.node_root(each.name) / place.lstrip("/")).mkdir()
     share_folder(box, folder, names, place)
@@ -231,7 +231,7 @@ def shared(box, folder, names, place):
 
 @contextmanager
 def hung(box, name, place):
-    """A mount on a node that never answers: FUSE whose other end reads nothing. It is gone when this ends."""
+    """A mount on a node that never answers: FUSE whose other end reads nothing. Unmounted at the end."""
     device = os.open("/dev/fuse", os.O_RDWR)
     options = f"fd={device},rootmode=40000,user_id=0,group_id=0"
     child = os.fork()
@@ -245,7 +245,7 @@ def hung(box, name, place):
     try:
         yield
     finally:
-        os.close(device)  # whoever waits gets an error
+        os.close(device)  # waiting processes get an error
         box.enter(name, ["umount", "-l", place])
 
 
@@ -269,7 +269,7 @@ def test_a_share_that_is_fresh_one_that_is_local_and_one_that_hangs(pool, sandbo
         }
         assert "/srv/mixed is on local disk (overlay" in findings[second].observed
         assert "/srv/mixed (gone:/data): reading got no answer in time" in findings[third].observed
-        for name in (first, second, third):  # of what each sees of the first share nothing is wrong
+        for name in (first, second, third):  # every node sees the first share correctly
             lines = answers[name].lines
             assert "wrote 0 fine" in lines
             assert "back 0 fine" in lines

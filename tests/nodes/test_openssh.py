@@ -50,7 +50,7 @@ def test_a_script_that_stops_reading_ends_the_stream(way):
     assert (result.rc, result.out.strip()) == (3, "10")
 
 
-def test_the_deadline_ends_a_stream_that_nobody_reads(way):
+def test_deadline_aborts_a_stream_without_reader(way):
     with pytest.raises(DeadlineExceeded):
         way.run("sleep 100", stdin=(BLOCK for _ in range(500)), deadline=1)
 
@@ -64,7 +64,7 @@ def test_an_error_of_the_source_aborts_the_stream(way):
         way.run("cat >/dev/null; sleep 100", stdin=source())
 
 
-def test_the_system_s_ssh_is_used_where_a_key_is_enough(way, server, monkeypatch):
+def test_system_ssh_is_used_if_a_key_is_enough(way, server, monkeypatch):
     inventory = server.inventory(way.node)
     if not isinstance(way, OpenSshRemote):
         assert isinstance(bulk(inventory, way.node, way), OpenSshRemote)
@@ -81,11 +81,11 @@ def test_the_arguments_of_ssh(server):
 
 
 def test_an_ssh_without_an_option_still_works(server, tmp_path):
-    """RemoteCommand came with OpenSSH 7.6. There is no older client here: the option gets a name that none knows."""
+    """RemoteCommand came with OpenSSH 7.6. There is no older client here: the option gets an unknown name."""
     argv = ssh_argv(server.inventory(server.node("sh", "a")), server.node("sh", "a"))
     options = [word.partition("=")[0] for before, word in itertools.pairwise(argv) if before == "-o"]
     assert options.index("IgnoreUnknown") < options.index("RemoteCommand")
-    # The user's own file may hold words that only another ssh knows, behind an IgnoreUnknown of its own.
+    # The user's file may have options that only another ssh knows, after an IgnoreUnknown.
     config = tmp_path / "config"
     config.write_text("IgnoreUnknown UseKeychain\nUseKeychain yes\nRemoteCommand echo never\n")
     unknown = [word.replace("RemoteCommand=", "NoRemoteCommand=") for word in argv]
@@ -115,7 +115,7 @@ def test_a_key_that_others_may_read_is_refused_at_the_first_login(server, tmp_pa
 
 
 class Refusing:
-    """Nobody who knows a password should be asked for one in place of a key that is to be mended."""
+    """A user with a password is not asked for it if the key must be fixed."""
 
     def confirm_host_key(self, *_about):
         return True
@@ -126,8 +126,8 @@ class Refusing:
     sudo_password = password
 
 
-def test_another_user_s_key_may_have_any_mode(server, tmp_path):
-    """As on a stick that root has mounted: ssh asks no more of it either."""
+def test_key_of_another_user_may_have_any_mode(server, tmp_path):
+    """As on a USB stick mounted by root: ssh accepts it too."""
     key = tmp_path / "key"
     shutil.copy(server.key, key)
     key.chmod(0o644)

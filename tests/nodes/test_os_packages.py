@@ -24,7 +24,7 @@ pytestmark = [
 
 REAL = ("rpcbind", "tree")  # one that brings a daemon, one that brings nothing
 CODENAME = machine.suite()
-# Settings of a host: a release that our repository is not, and a hook of its own updates.
+# Settings of a host: a release that the bundle's repository does not have, and a hook of its own updates.
 IN_THE_WAY = 'APT::Default-Release "stable"; APT::Update::Post-Invoke-Success { "touch /tmp/hooked"; };'
 WAIT = "#!/bin/sh\nwhile [ ! -e /tmp/go-on ]; do sleep 0.1; done\n"
 DEBS = (
@@ -100,7 +100,7 @@ def installed(box, node="node01"):
 
 
 def host(box):
-    """What of the host is none of ours: apt's sources, settings and lists, and the policy of starting daemons."""
+    """The host's files that must not change: apt's sources, settings and lists, and the policy of starting daemons."""
     return sh(
         box,
         "find /etc/apt /var/lib/apt/lists /usr/sbin/policy-rc.d* -type f -exec sha256sum {} + 2>/dev/null | sort;"
@@ -110,7 +110,7 @@ def host(box):
 
 @contextmanager
 def there(box, tmp_path, deb, node="node01"):
-    """A package that somebody has installed on a node by hand."""
+    """A package that a user has installed on a node by hand."""
     data = base64.b64encode(build(deb, tmp_path).read_bytes()).decode()
     sh(box, f"echo {data} | base64 -d >/tmp/{deb.name}.deb; dpkg -i /tmp/{deb.name}.deb 2>&1 || :", node)
     try:
@@ -135,7 +135,7 @@ def test_packages_of_the_real_mirror_are_installed_without_a_network_and_undone(
     for name in REAL:
         assert sh(box, f"dpkg-query -W -f '${{db:Status-Status}}' {name}", "node02") == "installed"
     assert "usage" in sh(box, "tree --help 2>&1")
-    assert sh(box, "ps ax | grep -c '[r]pcbind' || :").strip() == "0"  # nobody has configured it yet
+    assert sh(box, "ps ax | grep -c '[r]pcbind' || :").strip() == "0"  # it is not configured yet
     assert host(box) == untouched
     assert sh(box, "find /var/lib/clusterctl -size +100k") == ""  # the bundle does not stay
 
@@ -155,7 +155,7 @@ def test_packages_of_the_real_mirror_are_installed_without_a_network_and_undone(
     assert sh(box, "ls /tmp/hooked 2>/dev/null || :") == ""
 
 
-def test_a_removal_is_refused_until_it_is_allowed_and_undo_brings_back_what_gave_way(box, made_up, services, tmp_path):
+def test_removal_must_be_allowed_and_undo_reinstalls_the_removed_packages(box, made_up, services, tmp_path):
     with there(box, tmp_path, OLD_CLOCK):
         sh(box, "echo edited >/etc/cc-old-clock.conf")
         before = installed(box)
@@ -176,7 +176,7 @@ def test_a_removal_is_refused_until_it_is_allowed_and_undo_brings_back_what_gave
         assert sh(box, "cat /etc/cc-old-clock.conf; cat /usr/share/doc/cc-old-clock/README") == "edited\n1"
 
 
-def test_a_downgrade_and_a_node_that_is_ahead_are_refused(box, made_up, services, tmp_path):
+def test_downgrade_and_newer_node_are_refused(box, made_up, services, tmp_path):
     wanted = "bundle: made-up.osb, packages: [cc-tool]"
     with there(box, tmp_path, Deb("cc-base", "3")):
         ahead = services("apply", wanted)
@@ -221,7 +221,7 @@ def _interrupted_and_waited_for(box, services, wanted):
         said = ""
         for line in second.stdout:
             said += line
-            if "Preparing nodes" in line:  # it has begun to wait, or is about to
+            if "Preparing nodes" in line:  # it waits, or is about to
                 for node in ("node01", "node02"):
                     sh(box, "touch /tmp/go-on", node)
     assert second.returncode == 0, said

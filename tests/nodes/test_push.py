@@ -27,7 +27,7 @@ _numbers = count(1)
 RANGE = 4 << 20
 LARGE = 2 * RANGE + 1_000_001  # bytes: three ranges, the last one odd
 REAL = (64 << 20) + 1_000_001  # two of the length that ranges have for users
-# The command with ranges of that length, and a relay that begins with fewer bytes.
+# The command with ranges of that length, and a relay that starts with fewer bytes.
 SMALL = f"""
 from provision.data import tree
 from provision.transfer import engine
@@ -68,7 +68,7 @@ def data(tmp_path):
 
 
 def there(box, node, path):
-    """What lies on a node: type, mode, size, whole seconds, target and path of everything."""
+    """The files on a node: type, mode, size, whole seconds, target and path of each."""
     listed = on(box, node, "sh", "-c", f"cd '{path}' && find . -mindepth 1 -printf '%y %m %s %Ts %l %P\\n'")
     return sorted(line for line in listed.splitlines() if not line.startswith("d") or line.split(" ")[1])
 
@@ -101,7 +101,7 @@ def target():
     return f"/data/p{next(_numbers)}"
 
 
-def test_a_folder_arrives_as_it_is_and_the_second_time_nothing_is_sent(box, folder, data):
+def test_folder_arrives_unchanged_and_a_second_push_sends_nothing(box, folder, data):
     path = target()
     os.truncate(data / "model.safetensors", REAL)
     first = push(folder, data, path, first="")
@@ -135,7 +135,7 @@ def test_only_changed_files_are_sent_and_extra_files_on_the_node_stay(box, folde
     assert push(folder, data, path)["changed"] is False
 
 
-def test_one_file_gets_the_name_that_is_given(box, folder, data):
+def test_one_file_gets_the_given_name(box, folder, data):
     path = target()
     push(folder, data / "sub dir/a b", f"{path}/deep/name.txt")
     assert on(box, "node03", "cat", f"{path}/deep/name.txt") == "a b"
@@ -183,13 +183,13 @@ def test_everything_works_without_root_on_the_nodes(box, tmp_path, data):
         (["{data}", "/etc/hostname/x"], 4, "/etc/hostname is not a folder"),
     ],
 )
-def test_a_wrong_source_or_place_is_refused(folder, data, argv, code, message):
+def test_wrong_source_or_destination_is_refused(folder, data, argv, code, message):
     result = run("push", *(word.format(data=data) for word in argv), cwd=folder)
     assert result.returncode == code
     assert message in " ".join(result.stderr.split()).lower()
 
 
-def test_the_release_in_use_is_refused_by_whatever_way_it_is_named(box, folder, data):
+def test_current_release_is_refused_as_a_destination_by_every_name(box, folder, data):
     on(box, "node02", "sh", "-c", "mkdir -p /opt/llm/releases/abc && ln -sfn releases/abc /opt/llm/current")
     on(box, "node02", "ln", "-sfn", "/opt/llm/current", "/data-env")
     result = run("push", data, "/data-env/share", cwd=folder)
@@ -210,7 +210,7 @@ def test_a_folder_without_folders_arrives(box, folder, tmp_path, content):
     assert push(folder, flat, path)["changed"] is False
 
 
-def test_files_of_any_name_cost_nothing_the_second_time(box, folder, tmp_path):
+def test_files_with_any_name_are_sent_once(box, folder, tmp_path):
     top, path = tmp_path / "odd", target()
     (top / "sub").mkdir(parents=True)
     for name in ODD:
@@ -224,7 +224,7 @@ def test_files_of_any_name_cost_nothing_the_second_time(box, folder, tmp_path):
         assert placed == name.encode(errors="surrogateescape")
 
 
-def test_a_folder_takes_the_place_of_a_link_and_nothing_goes_where_the_link_led(box, folder, tmp_path):
+def test_folder_replaces_a_link_and_nothing_is_written_to_the_links_target(box, folder, tmp_path):
     top, path = tmp_path / "set", target()
     top.mkdir()
     on(box, "node01", "sh", "-c", "mkdir -p /elsewhere && echo precious >/elsewhere/x")
@@ -248,7 +248,7 @@ def test_a_folder_takes_the_place_of_a_link_and_nothing_goes_where_the_link_led(
         ("echo x >{path}", "{path} is not a folder on the node but a folder here"),
     ],
 )
-def test_another_kind_of_thing_is_found_before_anything_is_sent(box, folder, data, make, message):
+def test_wrong_file_type_is_found_before_anything_is_sent(box, folder, data, make, message):
     path = target()
     on(box, "node02", "sh", "-c", f"mkdir -p /data; {make.format(path=path)}")
     result = run("push", data, path, cwd=folder)
@@ -259,7 +259,7 @@ def test_another_kind_of_thing_is_found_before_anything_is_sent(box, folder, dat
 
 
 def test_a_separate_file_system_that_only_the_user_can_write_to(box, tmp_path):
-    """Whoever may write in a mount point need not be let write beside it, and it is its room that counts."""
+    """A user who may write in a mount point may be unable to write beside it; the mount point's free space counts."""
     folder, path = inventory(box, tmp_path / "trainer", prefix="/home/trainer/llm/current", change=as_trainer), target()
     for name, size in (("node01", "60m"), ("node02", "60m"), ("node03", "120m")):
         on(box, name, "mkdir", "-p", path)
@@ -280,7 +280,7 @@ def test_a_separate_file_system_that_only_the_user_can_write_to(box, tmp_path):
         on(box, name, "umount", path)
 
 
-def test_folders_that_are_closed_can_be_updated_without_root(box, tmp_path):
+def test_read_only_folders_can_be_updated_without_root(box, tmp_path):
     folder = inventory(box, tmp_path / "trainer", prefix="/home/trainer/llm/current", change=as_trainer)
     top, path = tmp_path / "set", f"/home/trainer/closed{next(_numbers)}"
     (top / "closed/deep").mkdir(parents=True)
@@ -308,7 +308,7 @@ def test_a_folder_of_another_user_is_found_before_anything_is_sent(box, tmp_path
     assert on(box, "node03", "ls", "-A", path) == "sub dir\n"
 
 
-def test_nodes_that_lack_different_things_get_them_in_one_transfer(box, folder, data, monkeypatch):
+def test_nodes_with_different_missing_files_get_them_in_one_transfer(box, folder, data, monkeypatch):
     monkeypatch.setitem(tree.plan.__kwdefaults__, "limit", RANGE)
     monkeypatch.setitem(engine.Options.__init__.__kwdefaults__, "relay_from", RANGE)
     path = target()
@@ -330,7 +330,7 @@ def test_nodes_that_lack_different_things_get_them_in_one_transfer(box, folder, 
     assert push(folder, data, path)["changed"] is False
 
 
-def test_nodes_that_share_the_destination_have_it_from_one_of_them(box, folder, data, tmp_path):
+def test_shared_destination_is_written_by_one_node(box, folder, data, tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir()
     for name in ("node01", "node03"):

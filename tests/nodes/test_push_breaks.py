@@ -1,4 +1,4 @@
-"""``clusterctl push`` that is broken off, one way or another: the next one goes on, and nothing else is touched.
+"""``clusterctl push`` interrupted in several ways: the next one resumes, and no other file is touched.
 
 Ranges are of 4 MiB here instead of 64, and the cables slower by as much: what is decided is the same, at a sixteenth of
 the work. ``test_push.py`` sends ranges of the real length.
@@ -97,7 +97,7 @@ def parts(box, node, path):
 
 
 def units(box, node, path):
-    """Whether anything has come to a node."""
+    """Whether a node has received anything."""
     where = staging(box, node, path)
     return where and any(file.stat().st_size for file in where.glob("transfer/units/*"))
 
@@ -285,7 +285,7 @@ def test_a_relay_continues_after_a_process_on_a_node_was_killed(chain, tree):
         assert all_the_same(chain, node, path, tree)
 
 
-def test_a_node_that_powers_off_stops_no_other_and_gets_the_rest_later(chain, tree):
+def test_node_powered_off_stops_no_other_and_gets_the_rest_later(chain, tree):
     path = target()
     child = start(chain, tree, path)
     wait(child, lambda: parts(chain, "node02", path) >= 1)

@@ -76,7 +76,7 @@ def test_each_node_gets_the_files_it_lacks(nodes):
     assert done.sent <= 1.1 * PAYLOAD.size()
 
 
-def test_a_node_that_names_the_group_has_all_of_it(nodes):
+def test_node_that_reports_a_group_has_all_its_parts(nodes):
     first, *others = nodes.inventory.nodes
     nodes.run(first, f'echo all >"{nodes.folder}/have"')
     assert set(nodes.send(PAYLOAD).errors.values()) == {None}
@@ -96,13 +96,13 @@ def test_without_a_relay_every_node_is_served_directly(nodes):
     assert 5 * PAYLOAD.size() <= done.sent <= 5.1 * PAYLOAD.size()
 
 
-def test_a_few_bytes_are_sent_directly(nodes):
+def test_small_transfer_is_sent_directly(nodes):
     done = nodes.send(PAYLOAD, relay_from=6 * PAYLOAD.size())
     assert nodes.identical(PAYLOAD)
     assert done.sent >= 5 * PAYLOAD.size()
 
 
-def test_a_folder_that_no_forced_command_can_name_is_reached_directly(cluster):
+def test_node_with_an_unquotable_folder_is_reached_directly(cluster):
     nodes = Nodes(*cluster, root=ROOT)
     done = nodes.send(PAYLOAD, nodes.targets("node01", "node02", "node03"))
     assert nodes.identical(PAYLOAD, "node01", "node02", "node03")
@@ -120,7 +120,7 @@ def test_each_wire_format_has_a_separate_relay(nodes):
     assert done.sent <= 1.1 * (PAYLOAD.size("zstd") + 2 * PAYLOAD.size())
 
 
-def test_a_node_without_an_ssh_client_is_the_last_of_the_chain(nodes):
+def test_node_without_ssh_client_is_last_in_the_chain(nodes):
     name = "node02"
     ssh = nodes.box.node_root(name) / "usr/bin/ssh"
     aside = ssh.rename(ssh.with_name("ssh.aside"))
@@ -133,7 +133,7 @@ def test_a_node_without_an_ssh_client_is_the_last_of_the_chain(nodes):
     assert done.sent <= 1.1 * PAYLOAD.size()
 
 
-def test_of_two_nodes_without_an_ssh_client_one_is_served_directly(nodes):
+def test_second_node_without_ssh_client_is_served_directly(nodes):
     targets = [replace(each, has_ssh=each.node.name not in {"node02", "node03"}) for each in nodes.targets()]
     done = nodes.send(PAYLOAD, targets)
     assert nodes.identical(PAYLOAD)

@@ -1,4 +1,4 @@
-"""A relay around whatever fails: the others get everything, and what is sent again is what was under way."""
+"""A relay around failures: the other nodes get everything, and only bytes in transit are sent again."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make(make_sandbox, monkeypatch):
 
 
 class When:
-    """Does something once, when a part of all bytes has arrived. Keeps what was told."""
+    """Calls a function once, when a share of all bytes has arrived. Keeps the events."""
 
     def __init__(self, part, act):
         self.part, self.act = part, act
@@ -66,7 +66,7 @@ class When:
         return [event.text for event in self.told if isinstance(event, Notice)]
 
 
-def test_a_node_that_is_switched_off_in_the_middle(make):
+def test_node_switched_off_during_transfer(make):
     nodes = make(4)
     when = When(0.3, lambda: nodes.box.power_off("node02"))
     done = nodes.send(PAYLOAD, unit=UNIT, emit=when)
@@ -79,7 +79,7 @@ def test_a_node_that_is_switched_off_in_the_middle(make):
     assert any("node02: the connection from node01 was lost" in text for text in when.notices), when.notices
 
 
-def test_the_first_node_is_switched_off_in_the_middle(make):
+def test_first_node_switched_off_during_transfer(make):
     nodes = make(4)
     when = When(0.3, lambda: nodes.box.power_off("node01"))
     done = nodes.send(PAYLOAD, unit=UNIT, emit=when, stall=4)
@@ -88,7 +88,7 @@ def test_the_first_node_is_switched_off_in_the_middle(make):
     assert done.sent <= PAYLOAD.size() + 4 * HOP
 
 
-def test_a_cable_that_is_pulled_in_the_middle(make):
+def test_cable_unplugged_during_transfer(make):
     nodes = make(3)
     when = When(0.5, lambda: nodes.box.unplug("node03"))
     done = nodes.send(PAYLOAD, unit=UNIT, emit=when)
@@ -107,7 +107,7 @@ def test_a_cable_that_is_pulled_in_the_middle(make):
     [("transfer/receive", "node01"), ("sshd: root@notty", "node01"), ("transfer/receive", "node02"),
      ("sshd: root@notty", "node03")],
 )  # fmt: skip
-def test_a_process_that_is_killed_in_the_middle(make, what, name):
+def test_process_killed_during_transfer(make, what, name):
     nodes = make(3)
     when = When(0.3, lambda: kill(nodes.box, name, what))
     done = nodes.send(PAYLOAD, unit=UNIT, emit=when)
@@ -119,7 +119,7 @@ def test_a_process_that_is_killed_in_the_middle(make, what, name):
     assert when.notices
 
 
-def test_a_node_that_hangs(make):
+def test_hanging_node(make):
     nodes = make(3)
 
     def stop():
@@ -134,7 +134,7 @@ def test_a_node_that_hangs(make):
     assert nodes.traces() == {}
 
 
-def test_a_transfer_to_another_folder_takes_nothing_from_a_running_one(make):
+def test_transfer_to_another_folder_does_not_disturb_a_running_one(make):
     """A deploy and a push, which hold a lock each: the keys and the open ways of one are nothing to the other."""
     nodes = make(3, link="15mbit")
     other = Nodes(nodes.box, nodes.inventory, nodes.connections, root="/opt/b")
@@ -157,7 +157,7 @@ def test_a_transfer_to_another_folder_takes_nothing_from_a_running_one(make):
     assert nodes.traces() == {}
 
 
-def test_a_lane_that_is_cut_takes_no_lock_with_it_where_there_is_no_system_ssh(make, monkeypatch):
+def test_broken_lane_keeps_the_lock_without_the_system_ssh(make, monkeypatch):
     """Then bytes and the lock both travel over paramiko, and to cut the one must not end the other."""
     nodes = make(3)
     monkeypatch.setattr(openssh.shutil, "which", lambda _name: None)
@@ -198,7 +198,7 @@ with Connections(loaded) as connections:
 
 
 @pytest.mark.parametrize(("relay", "again"), [(True, 2 * HOP), (False, 3 * UNIT)])
-def test_a_controller_that_is_killed_and_runs_again(make, relay, again):
+def test_controller_is_killed_and_runs_again(make, relay, again):
     nodes = make(3, link="200mbit")
     script = CONTROLLER.format(
         path=sys.path,
@@ -269,7 +269,7 @@ def test_a_full_disk_is_named_and_the_others_are_finished(make, what):
     assert nodes.traces() == {}
 
 
-def test_a_full_disk_that_holds_the_units(make):
+def test_full_disk_of_the_units(make):
     nodes = make(3)
     nodes.box.enter("node03", ["mount", "-t", "tmpfs", "-o", "size=3m,mode=700", "tmpfs", nodes.folder])
     done = nodes.send(PAYLOAD, unit=UNIT)
@@ -294,7 +294,7 @@ def test_a_node_that_accepts_no_relay_is_reached_directly(make):
     assert any("cannot pass bytes on to node02: " in text for text in when.notices), when.notices
 
 
-def test_nodes_pass_bytes_on_over_the_fast_network_where_there_is_one(make):
+def test_nodes_relay_over_the_fast_network_if_present(make):
     nodes = make(4)
     fast = {"node02": "10.99.0.2", "node03": "10.99.0.3", "node04": "10.99.0.4"}
     for name in ("node01", "node02", "node03"):

@@ -60,7 +60,7 @@ def current(box, root, node="node01"):
     return on(box, node, "readlink", f"{root}/current").strip().removeprefix("releases/")
 
 
-def test_a_second_release_links_what_it_shares_with_the_first_and_only_the_rest_is_sent(box, bundles, place):
+def test_second_release_links_shared_files_and_only_the_rest_is_sent(box, bundles, place):
     folder, root = place
     first = deploy(folder, bundles[0])
     second = deploy(folder, bundles[1])
@@ -74,7 +74,7 @@ def test_a_second_release_links_what_it_shares_with_the_first_and_only_the_rest_
     assert run("verify", "-q", cwd=folder).returncode == 0
 
 
-def test_files_are_copied_where_linking_is_refused(box, bundles, tmp_path):
+def test_files_are_copied_if_linking_is_refused(box, bundles, tmp_path):
     root = "/home/trainer/copied"
     folder = inventory(box, tmp_path / "i", prefix=f"{root}/current", change=as_trainer)
     first = deploy(folder, bundles[0])["release"]
@@ -185,7 +185,7 @@ def test_a_changed_file_is_never_linked_into_a_new_release(box, bundles, place):
     result = run("deploy", "--json", bundles[1], cwd=folder)
     assert f"node01: release {first} was changed after its deploy" in " ".join(result.stderr.split())
     second = json.loads(result.stdout)
-    assert 2 << 20 < second["bytes_sent"] < 3 << 20  # node01 got the file anew, node02 linked it
+    assert 2 << 20 < second["bytes_sent"] < 3 << 20  # node01 got the file again, node02 linked it
     assert run("verify", "-q", cwd=folder).returncode == 0
 
 
@@ -195,7 +195,7 @@ def wait_for(condition, child):
         select.select([], [], [], 0.02)
 
 
-def test_two_deploys_at_once_exclude_each_other_and_a_dead_one_does_not_hold(make_sandbox, tmp_path):
+def test_concurrent_deploys_exclude_each_other_and_a_dead_one_holds_no_lock(make_sandbox, tmp_path):
     box = make_sandbox(nodes=2, link="5mbit")
     env = make_env(tmp_path / "tiny")
     (env / "share/more").write_bytes(os.urandom(3 << 20))  # five seconds on this link
@@ -214,7 +214,7 @@ def test_two_deploys_at_once_exclude_each_other_and_a_dead_one_does_not_hold(mak
     wait_until(lambda: not owner.exists(), "the lock goes", 60)
 
 
-def test_a_lock_whose_node_was_switched_off_is_taken_over(box, bundles, place):
+def test_lock_of_a_switched_off_node_is_taken_over(box, bundles, place):
     folder, root = place
     left = f"mkdir -p {root}/releases/.lock && touch {root}/releases/.clusterctl && cd {root}/releases/.lock && : >beat"
     host = '"$(uname -n) $(cat /proc/sys/kernel/random/boot_id)"'

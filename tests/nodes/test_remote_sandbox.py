@@ -38,7 +38,7 @@ def test_an_address_without_a_host(pool):
             way(pool.inventory, nobody)
 
 
-def test_a_node_that_loses_its_power(make_sandbox):
+def test_node_without_power(make_sandbox):
     box = make_sandbox(nodes=1)
     inventory = inventory_file.load(box.inventory)
     (node,) = inventory.nodes

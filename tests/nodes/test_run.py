@@ -28,7 +28,7 @@ def folder(sandbox, tmp_path):
     return tmp_path
 
 
-def test_equal_answers_are_grouped_and_exit_statuses_reported(folder):
+def test_equal_outputs_are_grouped_and_exit_statuses_reported(folder):
     odd = "cat /proc/sys/kernel/ostype; [ $(hostname) != node02 ] || { echo odd; echo err >&2; exit 3; }"
     done = run("run", "--quiet", odd, cwd=folder)
     rule = "-" * 15
@@ -46,7 +46,7 @@ def test_equal_answers_are_grouped_and_exit_statuses_reported(folder):
     assert not (folder / ".clusterctl-failed.json").exists()
 
 
-def test_a_dead_node_and_a_slow_one_cost_their_own_time_only(folder):
+def test_dead_and_slow_nodes_do_not_delay_the_others(folder):
     file = folder / "inventory.yaml"
     address = inventory_file.load(file).nodes[0].address
     file.write_text(file.read_text() + f"  dead: {address.rpartition('.')[0]}.251\n")
@@ -85,7 +85,7 @@ def test_ctrl_c_ends_the_command_on_every_node(folder, sandbox):
 
 @pytest.fixture
 def terminal():
-    """Runs a command on a terminal of its own and types; gives its exit code and all that was shown."""
+    """Runs a command on a new terminal and types; returns its exit code and its output."""
 
     def run(argv, cwd, typed):
         pid, screen = pty.fork()
@@ -107,7 +107,7 @@ def terminal():
     return run
 
 
-def test_root_by_a_password_that_is_typed_once(make_sandbox, tmp_path, terminal):
+def test_root_needs_the_password_once(make_sandbox, tmp_path, terminal):
     box = make_sandbox(nodes=2, user="trainer", password=PASSWORD)
     install(box)
     allow(box, "Defaults use_pty\n" + ASKING)

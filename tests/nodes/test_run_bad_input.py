@@ -1,4 +1,4 @@
-"""What a user may get wrong about a run: refused before anything is started, with the way out."""
+"""Wrong input for a run: refused before anything is started, with a hint."""
 
 import json
 import re
@@ -13,7 +13,7 @@ SHORT = ("steps.py", "--", "--steps", "3", "--pause", "0", "--output", "out")
 
 @pytest.fixture
 def training(plain_nodes, tmp_path):
-    """A folder of its own, in which no run is recorded yet."""
+    """A new folder without recorded runs."""
     own = plain_nodes.own(tmp_path / "job")
     yield own
     for folder in (own.folder / "runs").glob("*"):
@@ -36,14 +36,14 @@ def test_a_file_that_is_not_a_config_is_a_usage_error(training, text, said):
     assert not (training.folder / "runs").exists()
 
 
-def test_more_nodes_than_there_are(training):
+def test_more_nodes_than_the_inventory_has(training):
     refused = training.run("train", "--nodes", "3", *SHORT)
     assert refused.returncode == 2
     assert "inventory.yaml has 2 (node[01-02])" in refused.stderr
     assert "--nodes 2" in refused.stderr
 
 
-def test_a_port_that_is_taken(training):
+def test_port_in_use(training):
     inventory = training.folder / "inventory.yaml"
     inventory.write_text(inventory.read_text() + "train: {port: 22}\n")  # the node's own sshd
     runs = ("find", ROOT, "-path", f"{RUNS}/[!.]*")  # .agent-* is shared by all runs
@@ -57,7 +57,7 @@ def test_a_port_that_is_taken(training):
     assert not (training.folder / "runs").exists()
 
 
-def test_training_where_nothing_is_deployed_is_refused(training):
+def test_training_without_a_deployed_environment_is_refused(training):
     inventory = training.folder / "inventory.yaml"
     inventory.write_text(inventory.read_text().replace(PREFIX, "/home/trainer/nothing/current"))
     refused = training.run("train", "--nodes", "2", *SHORT)
@@ -72,7 +72,7 @@ def test_a_running_run_is_reported_at_the_next_start_and_other_users_cannot_stop
     assert second.returncode == 0, second.stderr  # without GPUs they only slow down one another
     assert f"run {run} of trainer is running on the same cores" in second.stderr
     folder = f"{RUNS}/{run}"
-    # The only other user of these nodes who is nobody's root; with rights of reading, as on a shared file system.
+    # The only other user of these nodes without root's rights; may read, as on a shared file system.
     stranger = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     python = training.on("node01", "cat", f"{folder}/release").strip() + "/bin/python"
     tried = training.box.enter("node01", [*stranger, python, "-I", f"{folder}/agent", "stop", f"{folder}/plan-0.json"])
@@ -87,7 +87,7 @@ def test_a_running_run_is_reported_at_the_next_start_and_other_users_cannot_stop
 
 @pytest.fixture
 def one_sided(training):
-    """A config whose model lies on node02 only."""
+    """A config whose model is on node02 only."""
     training.write("node02", "/home/trainer/one-sided/config.json", "{}")
     config = {
         "model_name_or_path": "/home/trainer/one-sided",
@@ -105,7 +105,7 @@ def one_sided(training):
     training.on("node02", "rm", "-rf", "/home/trainer/one-sided")
 
 
-def test_a_path_of_one_node_only_is_named_and_the_bad_node_left_out(training, one_sided):
+def test_path_missing_on_one_node_is_named_and_that_node_can_be_excluded(training, one_sided):
     refused = training.run("train", "--nodes", "2", one_sided)
     assert refused.returncode == 4, refused.stdout
     assert re.search(r"node01: model_name_or_path /home/trainer/one-sided is missing", refused.stderr), refused.stderr

@@ -16,7 +16,7 @@ def losses(training, run):
     return {line["current_steps"]: line["loss"] for line in map(json.loads, lines)}
 
 
-def test_a_torn_checkpoint_is_skipped_a_restart_recovers_and_collect_takes_the_newest(plain_nodes, tmp_path):
+def test_torn_checkpoint_is_skipped_restart_resumes_and_collect_takes_the_newest(plain_nodes, tmp_path):
     restarted = plain_nodes.start(
         *("train", "--nodes", "2", "--restarts", "2", "--output", "out", "--resume-arg", "--resume={checkpoint}"),
         *("steps.py", "--", "--steps", "40", "--output", "out", "--save-every", "5"),
@@ -24,7 +24,7 @@ def test_a_torn_checkpoint_is_skipped_a_restart_recovers_and_collect_takes_the_n
     )
     run = plain_nodes.last_run().name
     out = f"{RUNS}/{run}/job/out"
-    # What a full disk or a killed process leaves: the newest by its name, and half written.
+    # The result of a full disk or a killed process: the newest checkpoint by its name, half written.
     torn = f"cp -r {out}/checkpoint-10 {out}/checkpoint-99; truncate -s 100 {out}/checkpoint-99/model.safetensors"
     plain_nodes.on("node01", "sh", "-c", torn)
     plain_nodes.kill("node02", plain_nodes.rank("node02"), signal.SIGKILL)

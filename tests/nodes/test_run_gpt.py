@@ -1,4 +1,4 @@
-"""clusterctl's own trainer over two nodes: it travels with the run, is killed, and goes on with the same losses."""
+"""The GPT trainer on two nodes: it is sent with the run, is killed, and resumes with the same losses."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def python(lab_env, folder, *argv):
 
 @pytest.fixture
 def training(training_nodes, lab_env, tmp_path):
-    """A folder of its own with shards of tokens."""
+    """A new folder with shards of tokens."""
     own = training_nodes.own(tmp_path / "job")
     (own.folder / "text.txt").write_text((ROOT / "LICENSE").read_text() * 3)
     python(lab_env, own.folder, "-m", "trainer.gpt.prepare", "text.txt", "--out", "shards")
@@ -46,7 +46,7 @@ def losses(training, run):
     return {line["current_steps"]: line["loss"] for line in lines if line.get("loss") is not None}
 
 
-def test_a_killed_rank_costs_nothing_but_time_and_the_model_is_exported(training, lab_env, tmp_path):
+def test_killed_rank_loses_no_result_and_the_model_is_exported(training, lab_env, tmp_path):
     whole = training.run("train", "--nodes", "2", "-m", "trainer.gpt", "--", *SMALL, "--max-iters", "24")
     assert whole.returncode == 0, whole.stderr + whole.stdout
     expected = losses(training, training.last_run().name)

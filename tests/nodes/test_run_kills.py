@@ -1,6 +1,6 @@
 """Whatever dies or stands still: every process of the run goes, on every node, and the reason is named.
 
-Real agents, ssh and network on two nodes, with a trainer that takes ten steps a second for as long as it is left alone.
+Real agents, ssh and network on two nodes, with a trainer that takes ten steps a second until it is stopped.
 Each half of an agent and each launcher is killed in tests/unit/test_agent_nodes.py.
 """
 
@@ -15,7 +15,7 @@ from training import RUNS, wait_until
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(300)]
 
 LONG = ("--output", "out", "steps.py", "--", "--steps", "100000", "--output", "out")
-FAST = 45  # seconds until all of a run must be gone: by itself it runs for 10,000 s; with --lost-after 5 less than 60
+FAST = 45  # seconds until every process of a run must have exited: it would run for 10,000 s
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def attached(training):
     training.run("stop", training.last_run().name)
 
 
-def test_a_killed_rank_ends_the_run_and_is_named(training, attached):
+def test_killed_rank_fails_the_run_and_is_named(training, attached):
     training.kill("node02", training.rank("node02"))
     training.gone_within(FAST)
     assert attached.finish() == 6, attached.output
@@ -44,7 +44,7 @@ def test_a_killed_rank_ends_the_run_and_is_named(training, attached):
     assert training.record()["state"] == "failed"
 
 
-def test_an_agent_that_is_killed_as_a_whole_ends_the_other_node_and_stop_cleans_up(training, attached):
+def test_killed_agent_stops_the_other_node_and_stop_cleans_up(training, attached):
     training.on("node02", "kill", "-9", *map(str, training.agent("node02")))
     training.gone_within(FAST, among=["node01"])
     assert attached.finish() == 6, attached.output
@@ -53,7 +53,7 @@ def test_an_agent_that_is_killed_as_a_whole_ends_the_other_node_and_stop_cleans_
     assert training.marked() == []
 
 
-def test_a_run_outlives_sessions_network_and_life_of_its_command_and_failure_still_spreads(training, attached):
+def test_run_survives_its_command_and_network_and_a_later_failure_stops_all_nodes(training, attached):
     run = training.last_run().name
     for node in training.nodes:
         sessions = "read -r name <$p/comm && [ $name = sshd ] && [ ${p#/proc/} != 1 ]"
@@ -80,18 +80,18 @@ def test_a_run_outlives_sessions_network_and_life_of_its_command_and_failure_sti
     assert '"failed"' in shown.stdout, shown.stdout
 
 
-def test_a_node_without_power_ends_the_others(training, attached):
+def test_node_without_power_stops_the_others(training, attached):
     try:
         training.box.power_off("node02")
         training.gone_within(5 + FAST, among=["node01"])  # --lost-after 5
-        # The command still looks for the node that is off; whoever called it may stop that.
+        # The command still looks for the node that is off; the user may interrupt it.
     finally:
         training.box.power_on("node02")
     assert attached.finish() == 6, attached.output
     assert "node02" in attached.output
 
 
-def test_a_cut_between_the_nodes_ends_both(training, attached):
+def test_broken_network_between_the_nodes_stops_both(training, attached):
     try:
         training.box.unplug("node02")
         training.gone_within(5 + FAST, among=["node01"])
@@ -103,7 +103,7 @@ def test_a_cut_between_the_nodes_ends_both(training, attached):
 
 def test_a_stopped_rank_is_found_and_named(training, attached):
     training.kill("node02", training.rank("node02"), signal.SIGSTOP)
-    training.gone_within(120)  # without the agent it would stay as it is
+    training.gone_within(120)  # without the agent it would not change
     assert attached.finish() == 6, attached.output
     assert "rank 1" in attached.output
     assert "SIGSTOP" in attached.output

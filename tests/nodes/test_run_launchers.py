@@ -10,7 +10,7 @@ SHORT = ("--", "--steps", "5", "--pause", "0", "--output", "out")
 
 
 def ranks(training):
-    """By rank: what it said about itself, from the logs that came back."""
+    """By rank: its report about itself, from the collected logs."""
     found = {}
     for path in training.last_run().glob("*/rank*.log"):
         for rank, world, local in re.findall(r"rank (\d+) of (\d+), local rank (\d+)", path.read_text()):

@@ -16,7 +16,7 @@ LONG = ("--output", "out", "steps.py", "--", "--steps", "100000", "--output", "o
 
 @pytest.fixture(scope="module")
 def detached(plain_nodes):
-    """A run that goes on while these tests look at it."""
+    """A run that continues during these tests."""
     run = plain_nodes.detached(*LONG)
     wait_until(lambda: "step 1 loss" in plain_nodes.run("logs", run).stdout, "the first step", 120)
     yield run
@@ -48,7 +48,7 @@ def test_status_finds_it_from_another_machine(plain_nodes, detached, tmp_path):
     assert "node02" in one.stdout
 
 
-def test_logs_say_time_rank_and_line(plain_nodes, detached):
+def test_logs_have_time_rank_and_line(plain_nodes, detached):
     shown = plain_nodes.run("logs", detached, "-n", "20")
     assert shown.returncode == 0, shown.stderr
     assert re.search(r"step \d+ loss", shown.stdout), shown.stdout
@@ -101,7 +101,7 @@ def test_a_dry_run_prints_each_nodes_command_and_starts_nothing(plain_nodes):
 
 
 def _written(nodes):
-    """What lies in the user's home and in /tmp of every node, with the times of the folders that runs are made in."""
+    """The files in the user's home and in /tmp of every node, with the times of the folders of runs."""
     found = {}
     for name in nodes.nodes:
         top = Path(nodes.box.node_root(name))

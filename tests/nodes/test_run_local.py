@@ -21,7 +21,7 @@ LONG = ("--output", "out", "steps.py", "--", "--steps", "100000", "--output", "o
 
 
 class Alone(Training):
-    """This machine, whose environment is the active one; its runs lie in a folder of the test's own."""
+    """This machine, whose environment is the active one; its runs are in a folder of the test."""
 
     def __init__(self, folder, env):
         self.folder, self.nodes = folder, []
@@ -77,7 +77,7 @@ def test_logs_and_stop_without_ssh(alone):
 
 
 def test_ctrl_c_at_every_other_event_of_train_leaves_no_process(alone):
-    """The gate, the start, the training and its end; SIGTERM only lets go of a run that is followed already."""
+    """The gate, the start, the training and its end; SIGTERM only detaches from a followed run."""
     words = ("train", "--nodes", "1", "steps.py", "--", "--steps", "3", "--pause", "0")
     for event in itertools.count(1, 2):
         argv = [sys.executable, KILLING, alone.folder, "-", str(event), "SIGINT", *words]

@@ -75,7 +75,7 @@ def test_ranks_meet_without_torchrun(nodes):
     assert any("heard [1, 2, 3]" in text for text in found.values())
 
 
-def test_a_rank_that_fails_ends_all_of_them(nodes, ssh):
+def test_failed_rank_stops_all_ranks(nodes, ssh):
     result = train(nodes, "--", "3")
     assert result.returncode != 0
     assert "rank 3 exited with code 7" in result.stderr + result.stdout

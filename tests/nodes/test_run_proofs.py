@@ -31,7 +31,7 @@ print(json.dumps(apart))
 
 @pytest.fixture(scope="module")
 def training(training_nodes, tmp_path_factory):
-    """A folder of its own; the runs that tests leave are ended."""
+    """A new folder; the runs that tests leave are stopped."""
     own = training_nodes.own(tmp_path_factory.mktemp("proofs") / "job")
     code = (TRAINERS / "without_compiler/sitecustomize.py").read_text()
     for node in own.nodes:

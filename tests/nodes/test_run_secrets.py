@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.timeout(120)
 
 SECRET = "s3cret-of-this-test-" + str(os.getpid())
-# In place of torchrun: one process that shows what it was given. `python -m` looks in the folder that travels first.
+# Replaces torchrun: one process that prints its input. `python -m` looks in the sent folder first.
 TORCHRUN = """
 import os, sys
 print("length", len(os.environ["WANDB_API_KEY"]), len(os.environ["HF_TOKEN"]), flush=True)
@@ -38,12 +38,12 @@ def arguments():
     """The command lines of all processes."""
     found = set()
     for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # it has exited
             found.add(path.read_bytes())
     return found
 
 
-def test_no_argument_and_no_file_of_others_holds_a_secret(folder):
+def test_no_argument_and_no_readable_file_contains_a_secret(folder):
     seen, over = set(), threading.Event()
 
     def look():

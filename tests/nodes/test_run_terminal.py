@@ -1,4 +1,4 @@
-"""What Ctrl-C at ``clusterctl train`` does, at a real terminal and without one; and how a crash is told."""
+"""Ctrl-C at ``clusterctl train``, on a real terminal and without one; and the message about a crash."""
 
 import os
 import pty
@@ -16,7 +16,7 @@ LONG = ("--output", "out", "steps.py", "--", "--steps", "100000", "--output", "o
 
 
 class Terminal:
-    """``clusterctl train`` at a terminal of its own, as a person has it."""
+    """``clusterctl train`` on a new terminal, as a user has it."""
 
     def __init__(self, folder, *argv):
         self.output = ""

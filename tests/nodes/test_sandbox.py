@@ -1,4 +1,4 @@
-"""The rehearsal cluster: real nodes come up, differ where they must, and leave nothing behind however they end."""
+"""The rehearsal cluster: real nodes start, differ where they must, and leave nothing after any end."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from provision.sandbox import disk, host, mirror, network, node, process, rootfs
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# A process that makes a sandbox and stops at a chosen call until it is told, or killed.
+# A process that makes a sandbox and waits at a chosen call until it may continue, or is killed.
 DRIVER = """
 import importlib, sys
 from pathlib import Path
@@ -61,7 +61,7 @@ class Traces:
         self.states = [json.loads(path.read_text()) for path in self.home.glob("*.json")]
         inits = [each["init"]["pid"] for state in self.states for each in state["nodes"] if each["init"]]
         self.namespaces = {space for pid in inits for space in namespaces(pid)} - set(namespaces("self"))
-        # The kernel gives a number away again at once, also to programs that are none of ours, unless it is held.
+        # The kernel may reuse a number at once, also for other programs, unless it is held.
         self.held += [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for pid in inits for kind in KINDS]
 
     def release(self):
@@ -84,7 +84,7 @@ class Traces:
 def about(pid, name):
     try:
         return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
-    except OSError:  # it has ended
+    except OSError:  # it has exited
         return ""
 
 
@@ -97,7 +97,7 @@ def namespaces(pid):
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A state folder of the test's own, so that all that mentions it belongs to the test."""
+    """A state folder of the test, so that every mention of it belongs to the test."""
     folder = tmp_path / "home"
     folder.mkdir()
     monkeypatch.setenv("CLUSTERCTL_SANDBOX_HOME", str(folder))
@@ -357,7 +357,7 @@ def spawned(*arguments):
             child.kill()
 
 
-def test_a_node_that_dies_while_starting_is_named_and_all_is_undone(require_sandbox, traces, tmp_path, monkeypatch):
+def test_node_that_fails_to_start_is_named_and_everything_is_removed(require_sandbox, traces, tmp_path, monkeypatch):
     write = node.write_script
 
     def sabotage(state, each, lower, sshd):
@@ -511,7 +511,7 @@ def test_of_two_builders_one_makes_the_root(require_sandbox, fake_debootstrap):
     assert rootfs.cached(rootfs.recipe()) is None
 
 
-def test_a_failed_build_leaves_nothing_and_says_why(require_sandbox, fake_debootstrap):
+def test_failed_build_leaves_nothing_and_reports_why(require_sandbox, fake_debootstrap):
     with pytest.raises(ClusterctlError, match="E: no such package") as caught:
         rootfs.minimal(rootfs.recipe(["broken"]))
     assert "CLUSTERCTL_DEBIAN_MIRROR" in caught.value.hint
@@ -519,7 +519,7 @@ def test_a_failed_build_leaves_nothing_and_says_why(require_sandbox, fake_deboot
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_no_build_outlives_its_maker(require_sandbox, fake_debootstrap, number):
+def test_no_build_outlives_its_starter(require_sandbox, fake_debootstrap, number):
     code = "from provision.sandbox import rootfs; rootfs.minimal(rootfs.recipe(['slow']), lambda e: print(flush=True))"
     with spawned("-c", code) as maker:
         maker.stdout.readline()  # the stage

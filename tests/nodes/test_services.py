@@ -13,7 +13,7 @@ from tiny_env import on
 
 pytestmark = pytest.mark.root
 
-# What a container may raise its limits to is not ours to say: these are below what this machine has.
+# The limits that a container may raise are unknown: these are below this machine's.
 SERVICES = "services:\n  hosts:\n  limits: {memlock: 4096, nofile: 2000, shm: 64M}\n"
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 
@@ -51,7 +51,7 @@ def states(box, node="node01"):
     return on(box, node, "sh", "-c", "grep -A4 BEGIN /etc/hosts; cat /etc/security/limits.d/90-clusterctl.conf")
 
 
-def test_apply_changes_the_nodes_once_and_undo_brings_back_every_byte(box, services):
+def test_apply_changes_the_nodes_once_and_undo_restores_every_byte(box, services):
     on(box, "node01", "mkdir", "-p", "/var/lib/clusterctl")
     before = {node: etc(box, node) for node in ("node01", "node02", "node03")}
     would = services("apply", "--dry-run")
@@ -146,7 +146,7 @@ def test_verify_reports_the_other_nodes_when_one_is_unreachable(box, services, t
     assert "--exclude node02" in result.stderr
 
 
-def test_a_step_that_fails_says_why_and_a_rerun_completes(box, services):
+def test_failed_step_reports_why_and_a_rerun_completes(box, services):
     on(box, "node03", "sh", "-c", "cp -p /etc/hosts /root/hosts; printf '# BEGIN clusterctl nodes\\n' >>/etc/hosts")
     result = services("apply", "hosts")
     assert result.returncode == 5
@@ -185,8 +185,8 @@ def test_wrong_words_are_refused_before_anything_is_done(box, argv, said):
     assert "try: " in result.stderr
 
 
-def test_killed_in_the_middle_a_rerun_completes(box, services):
-    """The controller dies while nodes are at work: their scripts end, and the next apply goes on."""
+def test_rerun_completes_a_killed_apply(box, services):
+    """The controller dies while nodes run scripts: the scripts stop, and the next apply completes."""
     hold = "mkdir -p /var/lib/clusterctl; exec 9>/var/lib/clusterctl/lock; flock 9; echo $$ >/root/pid; exec sleep 250"
     on(box, "node01", "sh", "-c", f"sh -c '{hold}' </dev/null >/dev/null 2>&1 & until [ -s /root/pid ]; do :; done")
     from command import CLUSTERCTL
@@ -202,7 +202,7 @@ def test_killed_in_the_middle_a_rerun_completes(box, services):
         assert on(box, node, "grep", "-c", "BEGIN clusterctl nodes", "/etc/hosts").strip() == "1"
 
 
-# Settings of a network namespace, which a node of the sandbox has of its own. All others belong to this machine.
+# Settings of a network namespace: each node of the sandbox has one. All others belong to this machine.
 NET = {
     "net.ipv4.tcp_rmem": "4096 65536 1048576",
     "net.ipv4.tcp_slow_start_after_idle": "0",

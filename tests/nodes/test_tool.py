@@ -85,7 +85,7 @@ def controller(box, *argv, cwd="/", check=True, **env):
 
 
 def cached(box, home="/root"):
-    """What the cache of a user holds, hidden names too."""
+    """The names in a user's cache, hidden ones too."""
     return sorted(path.name for path in (box.node_root("node01") / home[1:] / ".cache/clusterctl").iterdir())
 
 
@@ -115,14 +115,14 @@ def test_a_whole_deploy_without_network_and_without_python(box, tool):
     assert cached(box) == [f"tool-{tool.tool.digest[:12]}"]
 
 
-def test_an_environment_is_packed_there_too(box):
+def test_pack_env_works_with_the_tool(box):
     packed = controller(box, TOOL, "pack-env", "--json", "/root/envs/tiny", "-o", "/root/again.ccb")
     assert json.loads(packed.stdout)["bytes"] > 40 << 20
     done = controller(box, TOOL, "deploy", "--dry-run", "/root/again.ccb", cwd=WORK)
     assert "node[02-03]: would send" in done.stdout
 
 
-def test_it_says_what_it_is(box):
+def test_tool_prints_its_version(box):
     assert controller(box, TOOL, "--version").stdout == "clusterctl, version " + version("clusterctl") + "\n"
     commands = controller(box, TOOL, "--help").stdout
     assert "pack-env" in commands
@@ -148,14 +148,14 @@ def test_the_file_is_small_and_starts_at_once(box, tool):
     assert quickest(TOOL, "--version") - quickest(f"{home}/python", "-c", "import provision.cli.program") < 0.3
 
 
-def test_nothing_of_the_users_own_python_disturbs_it(box):
+def test_tool_ignores_the_users_python_settings(box):
     controller(box, TOOL, "--version", **THEIRS)
     home = f"/root/.cache/clusterctl/{cached(box)[0]}"
     show = "import json, os, sys; print(json.dumps([sys.path, sys.executable, os.environ.get('LD_LIBRARY_PATH')]))"
     path, executable, theirs = json.loads(controller(box, f"{home}/python", "-c", show, **THEIRS).stdout)
     assert path == [f"{home}/lib/{name}" for name in (STDLIB, f"{STDLIB}/lib-dynload")] + [f"{home}/packages"]
     assert (executable, theirs) == (f"{home}/python", "/nowhere")
-    # What it starts sees the user's own variable, and never ours.
+    # Its children see the user's variable, and never the tool's.
     start = "import subprocess; subprocess.run(['sh', '-c', 'echo ${LD_LIBRARY_PATH-none}'], check=True)"
     assert controller(box, f"{home}/python", "-c", start, **THEIRS).stdout == "/nowhere\n"
     assert controller(box, f"{home}/python", "-c", start).stdout == "none\n"
@@ -183,7 +183,7 @@ def test_python_can_be_started_again(box):
     assert controller(box, f"{home}/python", "-c", program).stdout == "[1, 2]\n3\n"
 
 
-def test_it_packs_itself_again_and_nothing_differs(box, tool):
+def test_tool_packs_an_identical_tool(box, tool):
     controller(box, TOOL, "--version")
     home = f"/root/.cache/clusterctl/{cached(box)[0]}"
     program = (
@@ -195,7 +195,7 @@ def test_it_packs_itself_again_and_nothing_differs(box, tool):
     assert again == hashlib.sha256(tool.file.read_bytes()).hexdigest()
 
 
-def test_a_user_without_roots_rights_runs_it_twice_at_once_and_ends_with_one_tool(box, ssh):
+def test_two_first_runs_of_an_ordinary_user_unpack_one_tool(box, ssh):
     both = f"sh '{TOOL}' --version & sh '{TOOL}' --version && wait $! && echo both >&2 && sh '{TOOL}' --version"
     done = ssh(box, "node01", both, user="trainer")
     assert done.returncode == 0, done.stderr
@@ -208,7 +208,7 @@ def test_a_user_without_roots_rights_runs_it_twice_at_once_and_ends_with_one_too
 
 @pytest.fixture
 def disk(box):
-    """Mounts a file system of its own on node01; with the options it is given."""
+    """Mounts a new file system on node01, with the given options."""
     mounted = []
 
     def mount(options):
@@ -250,14 +250,14 @@ def test_an_unusable_cache_is_explained(box, disk, options, says):
     assert controller(box, "find", place, "-name", "*tool*", "-o", "-name", ".new-*").stdout == ""
 
 
-def test_it_runs_from_a_folder_that_was_named(box, disk):
+def test_tool_runs_from_a_given_folder(box, disk):
     place, none = disk("size=200m"), disk("ro")
     controller(box, "sh", TOOL, "--unpack", f"{place}/for all", HOME=none)
     done = controller(box, f"{place}/for all/clusterctl", "--version", HOME=none)
     assert done.stdout.startswith("clusterctl, version")
 
 
-def test_the_tool_of_a_distributions_own_python_works_too(box, tmp_path):
+def test_tool_of_a_distribution_python_works(box, tmp_path):
     """Debian's Python has its standard library, its packages and its libraries in other places."""
     debian = "/usr/bin/python3"
     ask = [debian, "-c", "import sys; print('python%d.%d' % sys.version_info[:2])"]

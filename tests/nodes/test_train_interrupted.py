@@ -73,7 +73,7 @@ class Cluster:
         return done.returncode, done.stdout + done.stderr
 
     def logged(self, known, text):
-        """Whether a log of another run than the known ones has come here with this text."""
+        """Whether a log of a new run with this text has arrived here."""
         paths = [path for path in (self.folder / "runs").glob("*/*/*.log") if path.parts[-3] not in known]
         return any(text in path.read_text() for path in paths)
 
@@ -101,8 +101,8 @@ def cluster(tmp_path_factory, require_sandbox, small):
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
-def test_a_signal_at_every_event_of_train_leaves_nothing_half_done(cluster, number):
-    """SIGTERM lets go of a run that is followed, so that run may finish: everything else is stopped or withdrawn."""
+def test_signal_at_any_event_of_train_leaves_a_consistent_state(cluster, number):
+    """SIGTERM detaches from a followed run, so that run may finish: everything else is stopped or removed."""
     for event in itertools.count(1):
         before, known = cluster.folders(), set(cluster.records())
         code, said = cluster.interrupted(event, number, 3)

@@ -11,7 +11,7 @@ NASTY = ("a b.py", 'quote\'s "both".txt', "$(touch owned).txt", "new\nline.txt",
 
 
 def make_env(prefix: Path, text: str = "one") -> Path:
-    """A prefix that looks like a conda environment; its Python is a shell script that can only say yes."""
+    """A prefix that looks like a conda environment; its Python is a shell script that always succeeds."""
     site = prefix / "lib/python3.11/site-packages"
     (site / "tool").mkdir(parents=True)
     (prefix / "bin").mkdir()
@@ -49,7 +49,7 @@ def pack(env: Path, out: Path) -> Path:
 
 
 def inventory(box, folder, *, prefix="/opt/llm/current", extra="", change=lambda text: text):
-    """A folder of its own with an inventory for a sandbox's nodes."""
+    """A new folder with an inventory for a sandbox's nodes."""
     folder.mkdir(parents=True, exist_ok=True)
     line = f"prefix: {json.dumps(str(prefix))}"
     text = re.sub(r"^prefix: .*$", lambda _: line, box.inventory.read_text(), flags=re.MULTILINE)

@@ -30,7 +30,7 @@ class Training:
         return command.run(*argv, cwd=self.folder, timeout=timeout, **options)
 
     def own(self, folder):
-        """The same nodes for another folder, where nobody else starts runs."""
+        """The same nodes for another folder, where no other test starts runs."""
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("inventory.yaml", "id_ed25519", "known_hosts"):
             shutil.copy2(self.folder / name, folder)
@@ -64,13 +64,13 @@ class Training:
         return Attached(self, argv, until)
 
     def detached(self, *argv):
-        """The id of a run that nobody watches."""
+        """The id of a detached run."""
         result = self.run("train", "--nodes", "2", "--detach", *argv)
         assert result.returncode == 0, result.stderr
         return self.last_run().name
 
     def last_run(self):
-        """This machine's record of the newest run: ids begin with the second in which a run was made."""
+        """This machine's record of the newest run: ids start with the second in which a run was created."""
         stamp = len("20260101-000000")
         return max((self.folder / "runs").iterdir(), key=lambda path: (path.name[:stamp], path.stat().st_mtime_ns))
 
@@ -79,7 +79,7 @@ class Training:
         return json.loads((folder / "run.json").read_text())
 
     def on(self, node, *argv):
-        """What a program on a node, run by its root, has printed."""
+        """The output of a program that root runs on a node."""
         result = self.box.enter(node, argv)
         assert result.returncode == 0, result.stderr
         return result.stdout
@@ -127,7 +127,7 @@ class Training:
         began = time.monotonic()
         while left := self.marked(among=among, run=run):
             assert time.monotonic() - began < seconds, self.described(left)
-            time.sleep(0.2)  # nothing on this side can tell when the nodes are done
+            time.sleep(0.2)  # no event here shows when the nodes are done
         return time.monotonic() - began
 
     def described(self, left):
@@ -139,7 +139,7 @@ class Training:
 
 
 class Attached:
-    """A command that goes on; ``finish`` waits for its end. Its output is read all the while."""
+    """A running command; ``finish`` waits for its end. Its output is read all the time."""
 
     def __init__(self, training, argv, until):
         self.process = subprocess.Popen(
@@ -171,14 +171,14 @@ class Attached:
         """The exit code; ``output`` is complete then."""
         rest, _ = self.process.communicate(timeout=timeout)
         self.output += rest
-        # What a rank has written is shown indented or behind its name; ours would stand at the start of a line.
+        # A rank's output is indented or follows its name; clusterctl's own lines start at the margin.
         assert not re.search(r"^Traceback", self.output, re.MULTILINE), self.output
         return self.process.returncode
 
 
 def wait_until(true, what, seconds):
-    """Until ``true()`` is; fails after so many seconds and says ``what`` did not happen."""
+    """Waits until ``true()``; fails after so many seconds with ``what`` in the message."""
     until = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < until, f"not within {seconds} s: {what}"
-        time.sleep(0.05)  # only files of the node tell how far it is
+        time.sleep(0.05)  # only files of the node show the progress

@@ -68,7 +68,7 @@ def install_conda(home):
     conda.chmod(0o755)
 
 
-def test_where_no_conda_is_nothing_is_changed(shell, home, prefix):
+def test_without_conda_nothing_is_changed(shell, home, prefix):
     assert apply(shell, home, prefix) == "ok"
     assert list(home.iterdir()) == []
     assert apply(shell, None, prefix) == "ok"
@@ -84,7 +84,7 @@ def test_the_environment_is_known_by_its_name_and_its_path(shell, home, prefix):
     assert apply(shell, home, prefix) == "ok"
 
 
-def test_a_list_without_an_end_of_line_stays_whole(shell, home, prefix):
+def test_list_without_a_final_newline_stays_intact(shell, home, prefix):
     (home / ".conda").mkdir()
     (home / ".conda/environments.txt").write_text(f"/opt/conda\n{prefix}2")
     assert apply(shell, home, prefix) == "changed"
@@ -93,13 +93,13 @@ def test_a_list_without_an_end_of_line_stays_whole(shell, home, prefix):
 
 
 def identity(path):
-    """What tells whether a file was touched; looking at it may change its access time."""
+    """The state that shows whether a file was touched; reading it may change its access time."""
     stat = os.lstat(path)
     return stat.st_ino, stat.st_mode, stat.st_mtime_ns
 
 
 @pytest.mark.parametrize("kind", ["folder", "link", "dangling"])
-def test_a_name_that_is_taken_stays_what_it_is(shell, home, prefix, tmp_path, kind):
+def test_existing_name_is_not_changed(shell, home, prefix, tmp_path, kind):
     taken = home / ".conda/envs/llm"
     taken.parent.mkdir(parents=True)
     if kind == "folder":
@@ -112,7 +112,7 @@ def test_a_name_that_is_taken_stays_what_it_is(shell, home, prefix, tmp_path, ki
     assert apply(shell, home, prefix) == "ok"
 
 
-def test_mamba_looks_into_its_own_folders(shell, home, prefix, tmp_path):
+def test_mamba_finds_the_environment_in_its_folders(shell, home, prefix, tmp_path):
     (home / "micromamba/envs").mkdir(parents=True)
     (tmp_path / "root/envs").mkdir(parents=True)
     assert apply(shell, home, prefix, MAMBA_ROOT_PREFIX=str(tmp_path / "root")) == "changed"
@@ -122,7 +122,7 @@ def test_mamba_looks_into_its_own_folders(shell, home, prefix, tmp_path):
     assert apply(shell, home, prefix, MAMBA_ROOT_PREFIX=str(tmp_path / "root")) == "ok"
 
 
-def test_a_home_that_cannot_take_it_fails_no_deploy(shell, home, prefix):
+def test_unwritable_home_does_not_fail_the_deploy(shell, home, prefix):
     (home / ".conda").write_text("")
     assert apply(shell, home, prefix) == "ok"
     install_conda(home)
@@ -131,11 +131,11 @@ def test_a_home_that_cannot_take_it_fails_no_deploy(shell, home, prefix):
 
 
 @pytest.mark.parametrize("name", ["base", "..", "a b", "a/b", "a:b"])
-def test_a_name_that_conda_would_not_take_is_left_alone(name, prefix):
+def test_name_invalid_in_conda_is_not_registered(name, prefix):
     assert steps(prefix, name) == ()
 
 
-def test_rattler_activates_what_lies_behind_the_name(tmp_path, small_env):
+def test_rattler_activates_the_environment_by_its_name(tmp_path, small_env):
     home = tmp_path / "home"  # rattler itself does not quote what sh would take for more than text
     home.mkdir()
     from rattler.shell import ActivationVariables, Shell, activate

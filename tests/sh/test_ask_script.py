@@ -1,4 +1,4 @@
-"""The script that asks a node what it is, under three shells, with the programs that it may and may not find."""
+"""The script that reads a node's facts, under three shells, with and without optional programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEEDED = ("uname", "sed", "timeout", "sleep", "sh")
 
 @pytest.fixture
 def ask(tmp_path, monkeypatch):
-    """Runs the script where only some programs are: the facts, and what was said on stderr."""
+    """Runs the script with some programs only. Returns the facts, and stderr."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in NEEDED:
@@ -49,7 +49,7 @@ def ask(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash --posix", "busybox sh"])
-def test_what_is_there_is_told(ask, shell):
+def test_host_gpus_and_addresses_are_reported(ask, shell):
     gpus = "echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'; echo '  MIG 1g.18gb     Device  0: (UUID: MIG-1)'"
     addresses = r"echo '1: lo    inet 127.0.0.1/8 scope host lo\       valid_lft forever preferred_lft forever'"
     facts, said = ask(shell, nvidia_smi=gpus, ip=addresses)

@@ -21,7 +21,7 @@ def script(*, quietly=True):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 @pytest.mark.parametrize("login", ["dash", "bash --posix", "busybox sh", "tcsh", "fish"])
-def test_the_script_behind_gets_its_own_bytes(login):
+def test_root_script_reads_exactly_its_input(login):
     words = login.split()
     done = subprocess.run(
         [*words, "-c", BOOTSTRAP],

@@ -133,7 +133,7 @@ def test_a_long_line_is_cut(shell):
     assert 1000 < len(results[0].detail) < 20000
 
 
-def test_output_without_a_newline_and_with_markers_of_its_own(shell):
+def test_output_without_a_newline_and_with_false_markers(shell):
     step = Step("a", f"printf %s {quote(NASTY)}; exit 5")
     results, rc, _ = run(shell, [step])
     assert (results[0].detail, rc) == (NASTY, 5)
@@ -177,7 +177,7 @@ def test_a_step_reads_stdin_even_where_it_is_skipped_or_fails(shell):
     assert (results[0].detail, rc) == ("abc", 2)
 
 
-def test_a_dry_run_says_what_would_change(shell, tmp_path):
+def test_dry_run_reports_what_would_change(shell, tmp_path):
     mark = quote(tmp_path / "mark")
     steps = [Step("a", f"touch {mark}", unless=f"[ -e {mark} ]"), Step("b", "false"), Step("c", "false", unless="true")]
     results, rc, _ = run(shell, steps, dry_run=True)
@@ -200,7 +200,7 @@ def test_odd_names(shell):
 def test_time_is_measured(shell):
     began = time.monotonic()
     results, _, _ = run(shell, [Step("a", "sleep 0.2 2>/dev/null || sleep 1")])
-    assert 0 <= results[0].seconds <= time.monotonic() - began + 1  # some shells know whole seconds only
+    assert 0 <= results[0].seconds <= time.monotonic() - began + 1  # some shells have whole seconds only
 
 
 @pytest.mark.parametrize("answer", ["N", "%N", ""])

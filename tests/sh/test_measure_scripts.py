@@ -1,4 +1,4 @@
-"""The scripts of ``tasks/measures``, run for real under three shells, with what a node may have and lack."""
+"""The scripts of ``tasks/measures``, run for real under three shells, with different installed programs."""
 
 import os
 import shutil
@@ -55,7 +55,7 @@ def ports(mode, *arguments):
 
 
 class Listener:
-    """A listener of ours on this machine: two random ports, until its input ends."""
+    """clusterctl's listener on this machine: two random ports, until its input ends."""
 
     def __init__(self, shell, place):
         script = ports("listen", "it's", "127.0.0.1", 60, 0, 0)
@@ -85,7 +85,7 @@ class Listener:
 
     def __exit__(self, *_):
         self.process.stdin.close()
-        self.process.stdout.read()  # until all that holds it has ended
+        self.process.stdout.read()  # until every process that holds it has exited
         self.process.wait(30)
         self.process.stdout.close()
         self.process.stderr.close()
@@ -106,7 +106,7 @@ def run(shell, script, **environment):
 
 
 @pytest.mark.parametrize("listener", ["perl", "python3", "busybox"])
-def test_whatever_listens_and_whatever_connects_they_understand_each_other(path, listener):
+def test_every_listener_understands_every_client(path, listener):
     with Listener(["dash"], path(listener)) as ear:
         for client in ("perl", "python3", "bash", "busybox"):
             targets = [("it's", "random", "127.0.0.1", port) for port in ear.numbers]
@@ -118,7 +118,7 @@ def test_whatever_listens_and_whatever_connects_they_understand_each_other(path,
                 assert one.seen in {"127.0.0.1", "-"}
                 assert one.seen == "127.0.0.1" or listener == "busybox"
                 assert one.source == ("127.0.0.1" if tool != "tool sh" else "-")
-    for client in ("perl", "python3", "bash", "busybox"):  # the listener has ended with its input
+    for client in ("perl", "python3", "bash", "busybox"):  # the listener has exited at the end of its input
         _, tried = connect(["dash"], path(client), ("it's", "random", "127.0.0.1", ear.numbers[0]))
         assert [one.state for one in tried] == ["refused"]
 
@@ -144,7 +144,7 @@ def test_listening_without_perl_and_python_in_every_shell(shell, path):
         assert [one.state for one in tried] == ["open"]
 
 
-def test_a_node_that_has_nothing_says_so(shell, path):
+def test_node_without_perl_python_and_nc_reports_it(shell, path):
     place = path()
     for mode, arguments in (("listen", ("node01", "127.0.0.1", 60, 0)), ("connect", (4, "node02", "random", "::1", 1))):
         done = run(shell, ports(mode, *arguments), PATH=place)
@@ -152,7 +152,7 @@ def test_a_node_that_has_nothing_says_so(shell, path):
 
 
 @pytest.mark.parametrize("tool", ["perl", "python3", "busybox"])
-def test_a_port_that_is_taken(path, tool):
+def test_port_in_use(path, tool):
     with Listener(["dash"], path("perl")) as ear:
         (port, _) = ear.numbers
         done = run(["dash"], ports("listen", "node01", "127.0.0.1", 60, port), PATH=path(tool))
@@ -166,7 +166,7 @@ def shares(folder, role, node="it's", *, written=True, limit=5):
     return render("measures/shares.sh.j2", shares=[share], role=role, node=node, limit=limit)
 
 
-def test_what_is_written_is_read_and_goes(shell, tmp_path):
+def test_written_file_is_read_and_removed(shell, tmp_path):
     folder = tmp_path / "a $(touch owned) ünïx"
     folder.mkdir()
     first = steps(run(shell, shares(folder, "server", "node01")).stdout)
@@ -181,20 +181,20 @@ def test_what_is_written_is_read_and_goes(shell, tmp_path):
     assert steps(run(shell, shares(folder, "tidy")).stdout)["away", 0][0] == 0
 
 
-def test_a_folder_that_is_not_there(shell, tmp_path):
+def test_missing_folder(shell, tmp_path):
     said = steps(run(shell, shares(tmp_path / "nowhere", "client")).stdout)
     assert outcome(said["read", 0], "from node01") == "absent"
     assert outcome(said["write", 0], "") == "absent"
 
 
-def test_a_touch_that_gets_no_answer_costs_its_limit(shell, tmp_path):
-    os.mkfifo(tmp_path / f".fresh-{TOKEN}")  # to open it for reading blocks until somebody writes
+def test_hanging_share_is_given_up_after_its_limit(shell, tmp_path):
+    os.mkfifo(tmp_path / f".fresh-{TOKEN}")  # opening it for reading blocks until a process writes
     done = run(shell, shares(tmp_path, "client", limit=1))
     assert outcome(steps(done.stdout)["read", 0], "x") == "hung"
     assert ("write", 0) not in steps(done.stdout)  # one that hangs is touched once
 
 
-def test_what_is_mounted_is_told_without_touching_it(shell, tmp_path):
+def test_mount_is_reported_without_accessing_it(shell, tmp_path):
     said = run(shell, shares("/proc/sys/net", "server", limit=1)).stdout.splitlines()[0]
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
     above = [mount for mount in mounts if "/proc/sys/net".startswith(mount[1])]

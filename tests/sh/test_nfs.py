@@ -1,4 +1,4 @@
-"""The sh of the nfs service under three shells: what it writes, what it refuses, and what shellcheck says."""
+"""The sh of the nfs service under three shells: its files, its refusals, and shellcheck."""
 
 import re
 import shutil
@@ -45,7 +45,7 @@ def test_shellcheck_finds_nothing(tmp_path):
             for stage, of_nodes in plan(cluster, NODES, ("nfs",)).steps.items():
                 steps = next(iter(of_nodes.values()))
                 parts[f"{kind}{stage}-{automount}"] = "".join(f"(\n{s.unless}\n)\n(\n{s.do}\n)\n" for s in steps)
-    for name in ("check", "unmount"):  # these run in a shell of their own
+    for name in ("check", "unmount"):  # these run in a separate shell
         parts[name] = render(f"services/nfs/{name}.sh.j2")
     for name, text in parts.items():
         (tmp_path / f"{name}.sh").write_text(text)
@@ -89,8 +89,8 @@ PLACES = {
 
 @pytest.mark.root
 @pytest.mark.parametrize("place", PLACES)
-def test_a_place_is_taken_only_when_nothing_is_hidden_and_nobody_else_mounts(shell, place, tmp_path):
-    """In a mount namespace of its own, with a table of its own."""
+def test_mount_point_must_be_empty_and_free_of_other_mounts(shell, place, tmp_path):
+    """In a new mount namespace, with a separate table."""
     path, table = tmp_path / "place", tmp_path / "fstab"
     path.mkdir()
     table.write_text("/dev/sda1 / ext4 defaults 0 1\n")

@@ -131,7 +131,7 @@ def differences(shell, folder):
     return {tuple(row.split(" ", 2)[1:]) for row in out.split("\n") if row.startswith("bad ")}
 
 
-def test_a_release_with_every_name_that_pack_accepts_is_as_it_was_deployed(shell, packed, places, tmp_path):
+def test_release_with_every_accepted_name_verifies(shell, packed, places, tmp_path):
     folder, _ = deploy(packed, places)
     finding = verified(shell, folder)
     assert finding.verdict == "OK", finding.observed
@@ -192,7 +192,7 @@ def test_a_planted_file_cannot_hide_behind_its_name(shell, packed, places):
 
 
 def test_planted_pipes_and_sockets_are_found(shell, packed, places):
-    """They hold no bytes, but what reads the release could wait at one, or talk to whoever made it."""
+    """They contain no bytes, but a reader of the release could wait at one, or talk to the process that made it."""
     folder, _ = deploy(packed, places)
     os.mkfifo(folder / "share/pipe\n")
     with socket.socket(socket.AF_UNIX) as sock:
@@ -202,7 +202,7 @@ def test_planted_pipes_and_sockets_are_found(shell, packed, places):
     assert differences(shell, folder) == {("added", "share/pipe\\n"), ("added", "share/socket")}
 
 
-def test_a_file_that_became_a_link_to_its_own_content_is_found(shell, packed, places, tmp_path):
+def test_file_replaced_by_a_link_to_equal_content_is_found(shell, packed, places, tmp_path):
     folder, _ = deploy(packed, places)
     copy = tmp_path / "elsewhere"
     (folder / "share/it's").rename(copy)
@@ -210,7 +210,7 @@ def test_a_file_that_became_a_link_to_its_own_content_is_found(shell, packed, pl
     assert differences(shell, folder) == {("added", "share/it's")}
 
 
-def test_a_line_that_a_list_should_not_have_is_found(shell, packed, places):
+def test_extra_line_in_a_list_is_found(shell, packed, places):
     folder, _ = deploy(packed, places)
     name = next((folder / ".clusterctl/files").iterdir())
     name.write_bytes(name.read_bytes() + b"no digest  share/plain\n")

@@ -48,7 +48,7 @@ def test_shellcheck(text, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["transaction", "undo"])
-def test_shellcheck_of_what_is_handed_on(name, tmp_path):
+def test_shellcheck_of_embedded_scripts(name, tmp_path):
     from provision.render import render
 
     functions = render("services/os_packages/apt/functions.sh.j2", bundles=[], names="")
@@ -61,7 +61,7 @@ def test_shellcheck_of_what_is_handed_on(name, tmp_path):
 
 @pytest.fixture
 def here():
-    """A bundle for this machine that wants a package that it has and one that nobody has."""
+    """A bundle for this machine with an installed package and one that does not exist."""
     if not shutil.which("dpkg"):
         pytest.skip("this machine has no dpkg")
     fields = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
@@ -78,7 +78,7 @@ def here():
 
 
 @pytest.mark.parametrize("shell", ["dash", "bash --posix", "busybox sh"])
-def test_what_is_missing_is_found_in_three_shells(shell, here):
+def test_missing_packages_are_found_in_three_shells(shell, here):
     def ask(chosen):
         text = node.absent(chosen)
         return subprocess.run(

@@ -80,7 +80,7 @@ class Place:
         return data.read(self.ok(scripts.compare(self.target, TOKEN), scripts.paths(tree)), TOKEN)
 
     def begin(self, tree, *others):
-        """The plan for what is lacking, and room for it."""
+        """The plan for the missing files, and space for them."""
         there = self.ask(tree)
         assert data.changes(tree, there, str(self.path)).refused == ""
         pushed = plan(tree, data.differing(tree, there), limit=LIMIT)
@@ -153,7 +153,7 @@ def mode(path):
     return path.stat().st_mode & 0o7777
 
 
-def test_files_of_any_name_arrive_and_cost_nothing_the_second_time(place, source):
+def test_files_with_any_name_arrive_and_are_sent_once(place, source):
     for name in ODD:
         (source / "sub" / name).write_text(name)
         (source / f"to {name}").symlink_to(name)
@@ -189,7 +189,7 @@ def test_one_file(shell, tmp_path):
     assert [path.name for path in place.root.iterdir()] == [place.path.name]
 
 
-def test_a_destination_that_is_there_keeps_its_mode(place, source):
+def test_existing_destination_keeps_its_mode(place, source):
     source.chmod(0o700)
     place.path.mkdir()
     place.path.chmod(0o2775)
@@ -197,27 +197,27 @@ def test_a_destination_that_is_there_keeps_its_mode(place, source):
     assert mode(place.path) == 0o2775
 
 
-def test_the_mode_of_a_closed_destination_comes_last(place, source):
+def test_mode_of_a_read_only_destination_is_set_last(place, source):
     source.chmod(0o555)
     tree = scan_tree(source)
     there, pushed = place.begin(tree)
     assert mode(place.path) == 0o755
     place.receive(pushed)
-    place.ok(scripts.open_folder(place.target, 0o555))  # of the push that goes on when the first was killed
+    place.ok(scripts.open_folder(place.target, 0o555))  # of the push that resumes after the first was killed
     assert place.ok(scripts.place(place.target), place.moves(tree, there, pushed)) == "open\nend\n"
     assert mode(place.path) == 0o755
     lock = Path(place.target.staging + ".lock")
     lock.mkdir()
     place.ok(scripts.close_folder(place.target))
-    assert mode(place.path) == 0o755  # whoever holds the lock must be able to let it go
+    assert mode(place.path) == 0o755  # the owner of the lock must be able to release it
     lock.rmdir()
     place.ok(scripts.close_folder(place.target))
     assert mode(place.path) == 0o555
     assert place.is_done(source)
 
 
-def test_nothing_leads_out_of_the_destination_over_links_that_were_there(place, source):
-    """A folder takes the place of a link, and what the link leads to stays as it is."""
+def test_existing_links_do_not_lead_out_of_the_destination(place, source):
+    """A folder replaces a link, and the link's target does not change."""
     elsewhere = place.root / "elsewhere"
     shutil.copytree(source / "sub", elsewhere)  # the very same files
     (elsewhere / "c").write_text("precious")
@@ -233,7 +233,7 @@ def test_nothing_leads_out_of_the_destination_over_links_that_were_there(place, 
     assert place.is_done(source)
 
 
-def test_nothing_leads_out_of_the_staging_folder_over_links_of_a_broken_push(place, source, tmp_path):
+def test_links_of_a_broken_push_do_not_lead_out_of_the_staging_folder(place, source, tmp_path):
     elsewhere = place.root / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "c").write_text("precious")
@@ -249,7 +249,7 @@ def test_nothing_leads_out_of_the_staging_folder_over_links_of_a_broken_push(pla
     assert (place.path / "sub/c").read_text() == "sub/c"
 
 
-def test_what_was_left_and_is_not_wanted_any_more_goes(place, source):
+def test_leftovers_of_an_older_push_are_removed(place, source):
     tree = scan_tree(source)
     _, pushed = place.begin(tree)
     place.receive(pushed)
@@ -266,7 +266,7 @@ def test_what_was_left_and_is_not_wanted_any_more_goes(place, source):
     assert list(place.path.iterdir()) == []
 
 
-def test_what_only_other_nodes_need_counts_as_there(place, source):
+def test_parts_for_other_nodes_count_as_present(place, source):
     place.begin(scan_tree(source), "others", "others.0")
     assert place.have.read_text().split() == ["others", "others.0"]
     place.begin(scan_tree(source))
@@ -305,7 +305,7 @@ def test_killed_anywhere_in_placing_only_the_rest_of_one_group_is_sent_again(pla
 
 
 @pytest.mark.parametrize("gone", ["large", "small"])
-def test_what_is_not_there_is_no_success(place, source, gone):
+def test_missing_staged_files_fail_the_push(place, source, gone):
     tree = scan_tree(source)
     there, pushed = place.begin(tree)
     place.receive(pushed)
@@ -317,7 +317,7 @@ def test_what_is_not_there_is_no_success(place, source, gone):
     assert place.is_done(source)
 
 
-def test_bytes_reach_the_disk_before_names_do(place, source, tmp_path):
+def test_contents_are_flushed_before_names(place, source, tmp_path):
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "sync").write_text(f'#!/bin/sh\nls -A "$DESTINATION" >>{tmp_path}/seen\nexec /bin/sync "$@"\n')
@@ -332,7 +332,7 @@ def test_bytes_reach_the_disk_before_names_do(place, source, tmp_path):
     assert (tmp_path / "seen").read_text() == ".clusterctl-push-folder\n"
 
 
-def test_private_is_private_all_the_time(place, source):
+def test_private_files_are_private_at_every_moment(place, source):
     (source / "sub").chmod(0o700)
     (source / "sub/deep").chmod(0o755)
     source.chmod(0o700)
@@ -345,7 +345,7 @@ def test_private_is_private_all_the_time(place, source):
     assert mode(place.path / "sub") == 0o700
 
 
-def test_a_folder_that_becomes_private_is_that_before_anything_is_put_in_it(place, source):
+def test_folder_becomes_private_before_files_are_placed_in_it(place, source):
     place.push(source)
     (source / "sub").chmod(0o700)
     (source / "sub/key").write_text("secret")
@@ -369,7 +369,7 @@ def test_a_folder_that_becomes_private_is_that_before_anything_is_put_in_it(plac
         (lambda path: path.symlink_to("llm/current"), True, "where clusterctl keeps releases"),
     ],
 )
-def test_a_destination_that_cannot_be_is_refused(shell, tmp_path, source, make, folder, words):
+def test_unusable_destination_is_refused(shell, tmp_path, source, make, folder, words):
     place = Place(shell, tmp_path, folder)
     (tmp_path / "llm/releases/one").mkdir(parents=True)
     (tmp_path / "llm/current").symlink_to("releases/one")
@@ -379,7 +379,7 @@ def test_a_destination_that_cannot_be_is_refused(shell, tmp_path, source, make, 
     assert words in data.changes(tree, there, str(place.path)).refused
 
 
-def test_a_destination_behind_a_link_is_where_the_link_leads(place, source):
+def test_destination_behind_a_link_is_the_links_target(place, source):
     (place.root / "disk").mkdir()
     place.path.symlink_to("disk")
     place.push(source)
@@ -387,7 +387,7 @@ def test_a_destination_behind_a_link_is_where_the_link_leads(place, source):
     assert place.path.is_symlink()
 
 
-def test_what_another_user_has_left_is_not_gone_on_with(place, source):
+def test_staging_folder_of_another_user_is_replaced(place, source):
     place.path.mkdir()
     staging = Path(place.target.staging)
     staging.mkdir()

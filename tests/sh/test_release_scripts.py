@@ -1,4 +1,4 @@
-"""The scripts of a deploy, run for real under three shells; and what shellcheck says of the golden ones."""
+"""The scripts of a deploy, run for real under three shells; and shellcheck of the golden ones."""
 
 import hashlib
 import os
@@ -42,7 +42,7 @@ def shell(request, tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def case(tmp_path):
-    """An inventory and a manifest whose prefix lies in a folder with a name that tempts every shell."""
+    """An inventory and a manifest whose prefix is in a folder with special characters of every shell."""
     root = tmp_path / 'it\'s $(touch owned) "x"'
     inventory = Inventory(Path("i.yaml"), PurePosixPath(root / "current"), (Node("node01", "10.0.0.1"),))
     manifest = Manifest(
@@ -80,7 +80,7 @@ def gather(shell, places, folder, *keys, repair=False, base="", recipe=None):
 
 
 def arrive(places):
-    """What a transfer leaves: a Python that says yes, a launcher, and our own files."""
+    """The result of a transfer: a Python that always succeeds, a launcher, and clusterctl's files."""
     incoming = Path(places.incoming)
     for name, text in (("bin/python", "#!/bin/sh\n"), ("bin/torchrun", "#!/bin/sh\necho usage\n")):
         (incoming / name).parent.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def test_a_whole_deploy(shell, case, tmp_path):
     assert not list(tmp_path.rglob("owned"))
 
 
-def test_what_did_not_arrive_whole_is_no_release(shell, case, tmp_path):
+def test_incomplete_files_are_not_activated(shell, case, tmp_path):
     _, places, _ = case
     gather(shell, places, tmp_path)
     arrive(places)
@@ -153,7 +153,7 @@ def test_a_dry_run_writes_nothing(shell, case, tmp_path):
     assert not Path(places.root).exists()
 
 
-def test_what_the_node_compiles_is_listed(shell, case, tmp_path):
+def test_files_compiled_on_the_node_are_listed(shell, case, tmp_path):
     _, places, _ = case
     gather(shell, places, tmp_path)
     arrive(places)
@@ -168,7 +168,7 @@ def test_what_the_node_compiles_is_listed(shell, case, tmp_path):
 
 
 def older(places, key="k1", names=NASTY):
-    """A release that lies there already, with one list; its files are read-only."""
+    """An existing release with one list; its files are read-only."""
     folder = Path(places.releases) / "0123456789ab"
     (folder / ".clusterctl/files").mkdir(parents=True)
     for name in names:
@@ -201,7 +201,7 @@ def test_a_chunk_is_linked_from_another_release(shell, case, tmp_path):
     assert not list(tmp_path.rglob("owned"))
 
 
-def test_files_that_differ_in_words_of_equal_length_are_made_from_another_release(shell, case, tmp_path):
+def test_files_that_differ_in_words_of_equal_length_are_derived_from_another_release(shell, case, tmp_path):
     _, places, _ = case
     folder = older(places, names=["plain"])
     (folder / "share").chmod(0o755)
@@ -224,7 +224,7 @@ def test_files_that_differ_in_words_of_equal_length_are_made_from_another_releas
     assert gather(shell, places, tmp_path, base="gone", recipe=recipe) == []
 
 
-def test_a_chunk_that_was_changed_is_told_and_never_linked(shell, case, tmp_path):
+def test_changed_chunk_is_reported_and_never_linked(shell, case, tmp_path):
     _, places, _ = case
     folder = older(places, names=["plain"])
     path = folder / "share/in plain/plain"
@@ -234,7 +234,7 @@ def test_a_chunk_that_was_changed_is_told_and_never_linked(shell, case, tmp_path
     assert not (Path(places.incoming) / "share/in plain/plain").exists()
 
 
-def test_what_broken_deploys_left_is_removed_and_what_this_one_left_is_used(shell, case, tmp_path):
+def test_leftovers_of_other_deploys_are_removed_and_of_this_one_are_used(shell, case, tmp_path):
     _, places, _ = case
     older(places)
     for name in (".incoming-other", ".transfer-other", ".removing-other"):
@@ -254,7 +254,7 @@ def test_what_broken_deploys_left_is_removed_and_what_this_one_left_is_used(shel
     assert not (Path(places.incoming) / "kept").exists()
 
 
-def test_a_deploy_that_was_killed_before_it_had_tidied_up_is_not_complete(shell, case, tmp_path):
+def test_deploy_killed_before_its_cleanup_is_not_complete(shell, case, tmp_path):
     _, places, _ = case
     gather(shell, places, tmp_path)
     arrive(places)
@@ -291,7 +291,7 @@ def test_a_user_who_is_not_root_may_have_folders_that_are_not_writable(shell, ca
     assert (Path(places.release) / "locked").stat().st_mode & 0o777 == 0o555
 
 
-def test_what_is_removed_leaves_a_release_that_shares_its_files_as_it_was(shell, case, tmp_path):
+def test_removal_leaves_a_release_with_shared_files_unchanged(shell, case, tmp_path):
     inventory, places, _ = case
     folder = older(places, names=["plain"])
     gather(shell, places, tmp_path, "k1")
@@ -307,7 +307,7 @@ def test_what_is_removed_leaves_a_release_that_shares_its_files_as_it_was(shell,
     assert shared.stat().st_mode & 0o222 == 0
 
 
-def test_nothing_that_is_not_ours_is_a_release(shell, case, tmp_path):
+def test_foreign_folders_are_not_releases(shell, case, tmp_path):
     inventory, places, _ = case
     releases = Path(places.releases)
     for name in ("20240101", "my backup", "0123456789ag", ".incoming-0123456789ab", ".removing-x"):
@@ -323,7 +323,7 @@ def test_nothing_that_is_not_ours_is_a_release(shell, case, tmp_path):
     assert not (releases / ".clusterctl").exists()
 
 
-def test_verify_understands_a_system_that_speaks_another_language(shell, case, tmp_path, monkeypatch):
+def test_verify_works_under_another_locale(shell, case, tmp_path, monkeypatch):
     _, places, _ = case
     folder = older(places, names=["plain"])
     (folder / "share/in plain/plain").chmod(0o644)
@@ -345,7 +345,7 @@ def test_verify_understands_a_system_that_speaks_another_language(shell, case, t
     )
 
 
-def test_a_repair_uses_what_is_good_of_the_release_itself(shell, case, tmp_path):
+def test_repair_reuses_undamaged_files_of_the_release(shell, case, tmp_path):
     _, places, _ = case
     gather(shell, places, tmp_path)
     arrive(places)
@@ -408,7 +408,7 @@ def holder(shell, lock, token, who):
     )
 
 
-def test_a_lock_is_held_by_one_and_goes_with_its_input(hold, tmp_path):
+def test_lock_has_one_owner_and_is_released_with_its_input(hold, tmp_path):
     lock = tmp_path / "it's a $(touch owned) place/.lock"
     one = hold(lock, "one", "root on head, process 7")
     assert one.stdout.readline().startswith("held ")
@@ -429,7 +429,7 @@ def test_a_lock_is_held_by_one_and_goes_with_its_input(hold, tmp_path):
     assert not list(tmp_path.rglob("owned"))
 
 
-def test_the_lock_of_a_killed_holder_is_taken_over_at_once_and_what_ran_under_it_is_ended(shell, hold, tmp_path):
+def test_lock_of_a_killed_owner_is_taken_over_and_its_processes_are_stopped(shell, hold, tmp_path):
     lock = tmp_path / ".lock"
     one = hold(lock, "one")
     assert one.stdout.readline().startswith("held ")
@@ -445,7 +445,7 @@ def test_the_lock_of_a_killed_holder_is_taken_over_at_once_and_what_ran_under_it
         assert two.stdout.readline().startswith("held ")
         reaper.join(10)
         assert worker.returncode == -9
-    # The first one's command was only silent: what it begins now must not run beside the second one's.
+    # The first one's command was only silent: what it starts now must not run beside the second one's.
     late = subprocess.run([*shell, "-c", f"{guard}\necho ran"], capture_output=True, text=True, check=False)
     assert (late.returncode, late.stdout) == (1, "")
     assert not list(lock.glob("worker.*"))

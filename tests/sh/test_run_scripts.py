@@ -1,4 +1,4 @@
-"""The scripts that bring a run to a node and ask what is there, under three shells."""
+"""The scripts that send a run to a node and query existing runs, under three shells."""
 
 import hashlib
 import io
@@ -21,7 +21,7 @@ from provision.tasks.gate import talk_script
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 
-# In place of the environment's Python: says with what it was started.
+# Replaces the environment's Python: prints its arguments.
 PYTHON = """\
 #!/bin/sh
 [ -e "$2/__main__.py" ] || { echo 'the agent is not whole' >&2; exit 1; }
@@ -87,7 +87,7 @@ def lines(done):
     return done.stdout.decode().splitlines()
 
 
-def test_a_folder_is_made_and_the_agent_asked(shell, root):
+def test_folder_is_created_and_the_agent_is_probed(shell, root):
     run = root / "runs/run-1"
     assert lines(call(shell, prepare(root), luggage())) == [
         "release 0123456789ab",
@@ -98,14 +98,14 @@ def test_a_folder_is_made_and_the_agent_asked(shell, root):
     assert names(root) == ["run-1"]
 
 
-def test_a_folder_that_nodes_share_is_made_by_the_first(shell, root):
+def test_first_node_creates_a_shared_folder(shell, root):
     lines(call(shell, prepare(root), luggage()))
     assert lines(call(shell, prepare(root, node="node02"), luggage(b"two")))[1] == "folder there"
     assert (root / "runs/run-1/job/sft.yaml").read_bytes() == b"one"
     assert names(root) == ["run-1"]
 
 
-def test_one_of_many_that_come_at_once_makes_the_folder_and_none_sees_a_half_of_it(shell, root):
+def test_concurrent_nodes_create_a_shared_folder_atomically(shell, root):
     which = shutil.which(shell[0])
     nodes = [f"node{number:02}" for number in range(12)]
     started = [
@@ -128,21 +128,21 @@ def test_one_of_many_that_come_at_once_makes_the_folder_and_none_sees_a_half_of_
     assert names(root) == ["run-1"]
 
 
-def test_a_run_that_is_there_is_only_asked(shell, root):
+def test_existing_run_is_only_queried(shell, root):
     lines(call(shell, prepare(root), luggage()))
     said = lines(call(shell, prepare(root, sends=False)))
     assert said[1] == "folder there"
     assert said[2].startswith("[-I]")
 
 
-def test_a_run_that_is_not_there_cannot_be_asked(shell, root):
+def test_missing_run_cannot_be_queried(shell, root):
     done = call(shell, prepare(root, sends=False))
     assert done.returncode == 4
     assert done.stderr.decode() == f"there is no run at {root}/runs/run-1\n"
 
 
 @pytest.mark.parametrize("kind", ["folder", "link"])
-def test_an_environment_that_was_not_deployed_is_taken_as_it_is(shell, root, tmp_path, kind):
+def test_environment_that_was_not_deployed_is_used_unchecked(shell, root, tmp_path, kind):
     prefix = tmp_path / "my env"
     if kind == "folder":
         shutil.copytree(root / "releases/0123456789ab", prefix)
@@ -162,14 +162,14 @@ def test_no_environment_at_all(shell, root):
     assert not (root / "runs").exists()
 
 
-def test_a_release_that_is_not_whole(shell, root):
+def test_incomplete_release_is_refused(shell, root):
     (root / "releases/0123456789ab.ok").unlink()
     done = call(shell, prepare(root), luggage())
     assert done.returncode == 4
     assert done.stderr.decode() == f"the environment at {root}/current is not complete\n"
 
 
-def test_luggage_that_breaks_off_leaves_nothing(shell, root):
+def test_truncated_run_files_leave_nothing(shell, root):
     done = call(shell, prepare(root), luggage()[:700])
     assert done.returncode == 4
     assert done.stderr
@@ -180,14 +180,14 @@ def talk(prefix, run, *paths):
     return talk_script(str(prefix), str(run), 2.0, paths)
 
 
-def test_the_agent_reads_paths_as_they_are(shell, root):
+def test_agent_reads_paths_unchanged(shell, root):
     lines(call(shell, prepare(root), luggage()))
     (said,) = lines(call(shell, talk(root / "current", root / "runs/run-1", "/data/it's a model", "-n")))
     assert said == f"[-I][{root}/runs/run-1/agent][talk][--patience][2.0][--][/data/it's a model][-n]"
 
 
 @pytest.mark.parametrize("paths", [(), ("/nowhere at all", "-n")])
-def test_the_real_agent_understands_it(tmp_path, paths):
+def test_agent_answers_the_script(tmp_path, paths):
     agent = Path(__file__).parents[2] / "trainer/agent"
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/python").symlink_to(sys.executable)
@@ -200,7 +200,7 @@ def test_the_real_agent_understands_it(tmp_path, paths):
 
 
 @pytest.mark.parametrize("sends", [True, False])
-def test_shellcheck_has_nothing_to_say(root, sends):
+def test_shellcheck_finds_nothing(root, sends):
     done = subprocess.run(
         [SHELLCHECK, "--shell=sh", "--severity=style", "--exclude=SC2016", "-"],
         input=prepare(root, sends=sends).encode(),
@@ -218,7 +218,7 @@ def ask_for_runs(root, word=""):
     return render("run/runs.sh.j2", root=str(root), word=word, most=10, limit=1 << 18)
 
 
-def test_a_run_s_folder_is_its_user_s_alone_and_the_folder_of_all_runs_everybody_s(shell, root):
+def test_run_folder_is_private_and_the_folder_of_all_runs_is_shared(shell, root):
     before = os.umask(0)
     try:
         lines(call(shell, prepare(root), luggage()))
@@ -228,7 +228,7 @@ def test_a_run_s_folder_is_its_user_s_alone_and_the_folder_of_all_runs_everybody
     assert mode(root / "runs/run-1") == 0o700
 
 
-def test_what_travels_with_a_run_is_its_user_s_alone(shell, root, tmp_path):
+def test_files_sent_with_a_run_are_private(shell, root, tmp_path):
     """Configurations hold tokens: also in a folder that the user opens to others."""
     for name in ("job/deep/sft.yaml", "agent/__main__.py", "run.sh"):
         (tmp_path / "here" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -295,7 +295,7 @@ def test_an_agent_that_another_user_could_change_is_not_shared(shell, root, tmp_
     assert (root / "runs/run-2/agent/__main__.py").read_bytes() == b"one"
 
 
-def test_after_a_boot_the_shared_agent_is_examined(shell, root):
+def test_shared_agent_is_verified_after_a_reboot(shell, root):
     start_runs(shell, root, "run-1")
     module = compiled(shared(root))
     (shared(root) / "boots").write_text("another boot\n")
@@ -306,7 +306,7 @@ def test_after_a_boot_the_shared_agent_is_examined(shell, root):
     assert module.exists()
 
 
-def test_a_shared_agent_that_a_crash_has_damaged_is_replaced(shell, root):
+def test_damaged_shared_agent_is_replaced(shell, root):
     start_runs(shell, root, "run-1")
     (shared(root) / "boots").write_text("another boot\n")
     (shared(root) / "__main__.py").write_text("")
@@ -346,7 +346,7 @@ def test_runs_that_start_at_once_share_one_agent(shell, root):
     assert sorted(path.name for path in shared(root).iterdir()) == ["__main__.py", "boots"]
 
 
-def test_runs_that_everybody_may_read_are_closed_by_the_next_command(shell, root):
+def test_next_command_makes_readable_runs_private(shell, root):
     for name, at_first in (("run-1", 0o755), ("run-2", 0o775), ("run-3", 0o700)):
         logs = root / "runs" / name / "logs/node0"
         logs.mkdir(parents=True)
@@ -371,7 +371,7 @@ def test_a_start_closes_the_folder_too(shell, root):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may start a program as another user")
-def test_of_another_user_s_run_only_its_name_and_owner_are_told(shell):
+def test_only_name_and_owner_of_another_users_run_are_reported(shell):
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are closed to others
         Path(folder).chmod(0o755)
         logs = Path(folder, "runs/run-1/logs/node0")
@@ -393,7 +393,7 @@ def test_of_another_user_s_run_only_its_name_and_owner_are_told(shell):
     assert [line for line in done[1].stdout.splitlines() if "run-1" in line] == ["private run-1 0 root"]
 
 
-def test_of_a_state_that_is_far_too_large_only_the_beginning_is_read(shell, root):
+def test_only_the_beginning_of_a_huge_state_file_is_read(shell, root):
     logs = root / "runs/run-1/logs/node0"
     logs.mkdir(parents=True)
     with (logs / "state.json").open("wb") as file:
@@ -403,7 +403,7 @@ def test_of_a_state_that_is_far_too_large_only_the_beginning_is_read(shell, root
     assert len(said.stdout) < 1 << 20
 
 
-def test_a_dry_run_sends_the_agent_to_a_folder_of_its_own_and_asks_about_the_roots_disk(shell, root, tmp_path):
+def test_dry_run_uses_a_separate_folder_and_reports_the_roots_disk(shell, root, tmp_path):
     scratch = tmp_path / "dry run"
     before = sorted(root.rglob("*"))
     said = lines(call(shell, prepare(root, scratch=str(scratch)), luggage()))

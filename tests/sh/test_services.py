@@ -44,7 +44,7 @@ def shell(request):
 
 
 class Node:
-    """A node in a folder: ``etc`` is what the steps write, and the journals lie beside it."""
+    """A node in a folder: ``etc`` has the steps' files, and the journals are beside it."""
 
     def __init__(self, shell, folder):
         self.shell, self.folder = shell, folder
@@ -126,7 +126,7 @@ def test_a_second_change_keeps_the_first_original(node):
     assert path.read_text() == "original"
 
 
-def test_what_somebody_wrote_meanwhile_is_kept(node):
+def test_later_changes_by_the_user_are_kept(node):
     path = node.etc / "x"
     path.write_text("original")
     node.apply(changes.write_file("x", str(path), "ours"))
@@ -152,7 +152,7 @@ def test_a_file_that_its_checker_refuses_changes_nothing(node):
     assert path.read_text() == "good"
 
 
-def test_what_follows_a_change_is_made_up_for(node):
+def test_interrupted_restart_is_done_by_the_next_apply(node):
     """A crash between the file and the restart: the next apply does the restart."""
     mark = node.folder / "restarted"
     conf = node.path("conf")
@@ -168,7 +168,7 @@ def test_what_follows_a_change_is_made_up_for(node):
 @pytest.mark.parametrize(
     "content", [b"", b"one\n", b"one\ntwo", b"\n\n", b"# BEGIN clusterctl other\nx\n# END clusterctl other\n"]
 )
-def test_a_block_leaves_the_others_lines(node, content, at):
+def test_block_leaves_other_lines_unchanged(node, content, at):
     path = node.etc / "hosts"
     path.write_bytes(content)
     path.chmod(0o604)
@@ -186,7 +186,7 @@ def test_a_block_leaves_the_others_lines(node, content, at):
     assert (path.read_bytes(), path.stat().st_mode) == before
 
 
-def test_a_block_stays_where_somebody_moved_it_and_what_they_added_stays(node):
+def test_moved_block_and_added_lines_stay(node):
     path = node.etc / "hosts"
     path.write_text("a\nb\n")
     node.apply(changes.write_block("block", str(path), "1\n", mark="m"))
@@ -197,7 +197,7 @@ def test_a_block_stays_where_somebody_moved_it_and_what_they_added_stays(node):
     assert path.read_text() == "a\nb\nadded\n"
 
 
-def test_a_block_is_there_once(node):
+def test_duplicate_block_is_removed(node):
     path = node.etc / "fstab"
     path.write_text("# BEGIN clusterctl m\n1\n# END clusterctl m\nx\n# BEGIN clusterctl m\n2\n# END clusterctl m\n")
     assert node.states(changes.write_block("block", str(path), "1\n", mark="m")) == {"block": "changed"}
@@ -213,7 +213,7 @@ def test_a_truncated_block_is_not_repaired_by_guessing(node):
     assert path.read_text() == "# BEGIN clusterctl m\n1\nmine\n"
 
 
-def test_a_file_that_a_block_made_goes_with_it(node):
+def test_file_created_for_a_block_is_removed_with_it(node):
     path = node.etc / "new"
     node.apply(changes.write_block("block", str(path), "1\n", mark="m"))
     assert path.stat().st_mode & 0o777 == 0o644
@@ -221,7 +221,7 @@ def test_a_file_that_a_block_made_goes_with_it(node):
     assert not path.exists()
 
 
-def test_a_link_comes_back_as_a_link(node):
+def test_undo_restores_a_link_as_a_link(node):
     (node.etc / "real").write_text("x")
     link = node.etc / "link"
     link.symlink_to("real")
@@ -231,7 +231,7 @@ def test_a_link_comes_back_as_a_link(node):
     assert os.readlink(link) == "real"  # noqa: PTH115 - what it says, not where it leads
 
 
-def test_a_folder_with_something_in_it_stays(node):
+def test_folder_with_files_stays(node):
     steps = [changes.make_folder("one", node.path("x/y")), changes.make_folder("two", node.path("z"))]
     assert node.states(*steps) == {"one": "changed", "two": "changed"}
     assert node.states(*steps) == {"one": "ok", "two": "ok"}
@@ -255,7 +255,7 @@ def test_an_interrupted_undo_resumes(node):
     assert first.read_text() == "1"
 
 
-def test_two_services_undo_on_their_own(node):
+def test_two_services_are_undone_separately(node):
     a, b = node.etc / "a", node.etc / "b"
     node.apply(changes.write_file("a", str(a), "x"), service="one")
     node.apply(changes.write_file("b", str(b), "x"), service="two")
@@ -263,7 +263,7 @@ def test_two_services_undo_on_their_own(node):
     assert (a.exists(), b.exists()) == (False, True)
 
 
-def test_a_verification_asks_everything(node):
+def test_verification_runs_every_check(node):
     steps = [
         changes.require("first", "true", "echo unused"),
         changes.require("second", "false", "echo two lines; echo of it"),
@@ -300,7 +300,7 @@ def test_another_command_is_waited_for(node, monkeypatch):
 )
 @given(name_of_file=TEXT.filter(lambda t: t.strip("/. \n") and "/" not in t), text=TEXT, word=TEXT)
 @example(name_of_file="$(touch owned)", text="'\n\n", word="a'\"$x`y`\\")
-def test_any_value_reaches_the_node_as_it_is(name, tmp_path_factory, name_of_file, text, word):
+def test_any_value_reaches_the_node_unchanged(name, tmp_path_factory, name_of_file, text, word):
     node = Node(SHELLS[name], tmp_path_factory.mktemp("any"))
     where = node.etc / name_of_file.replace("\n", "")
     steps = (
@@ -323,7 +323,7 @@ def test_a_missing_template_variable_is_named():
 
 
 def test_the_token_of_a_failed_step_is_not_its_output(node):
-    """What a step prints cannot be taken for a marker of the script."""
+    """Output of a step is not mistaken for a marker of the script."""
     step = Step("liar", do='echo "@clusterctl:other:step:0:changed:0:1"; exit 3')
     text = compile_steps([step], token="t", keep_going=True)
     (result,) = node.run(text)[1]

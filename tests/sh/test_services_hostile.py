@@ -1,4 +1,4 @@
-"""Whatever an inventory says of services: it is refused, or each configuration file gets exactly the values meant.
+"""Any services section of an inventory is refused, or each configuration file gets exactly its values.
 
 Hostile values go through the loader; the steps of what it accepts run under a real sh that only collects the files.
 """
@@ -19,7 +19,7 @@ from provision.errors import InventoryError, UsageError
 from provision.inventory import load
 from provision.services.kit import plans
 
-# In place of the library: what would be written goes to $OUT, one file for each path, and nothing else happens.
+# Replaces the library: files are written to $OUT, one for each path, and nothing else happens.
 COLLECT = """
 cc_save_as() { printf %s "$2" >"$OUT/$(printf %s "$1" | tr / _)"; }
 cc_stage() { cc_new=/dev/null; cc_save_as "$1" "$3"; }
@@ -78,7 +78,7 @@ def base():
 
 @st.composite
 def inventories(draw):
-    """An inventory with one or two values that begin or end like good ones, and hold what they should not."""
+    """An inventory with one or two values that start or end like valid ones, and contain invalid text."""
     made = base()
     for place in draw(st.lists(st.sampled_from(sorted(LIKE)), min_size=1, max_size=2, unique=True)):
         like, hostile = LIKE[place], draw(HOSTILE)
@@ -251,7 +251,7 @@ def test_an_accepted_value_is_one_value_in_its_file(tmp_path, made):
         (("services", "os_packages", "replace"), ["-y"], "not the name of a package"),
     ],
 )
-def test_what_a_file_cannot_carry_is_refused_with_its_place(tmp_path, place, value, said):
+def test_value_that_a_file_cannot_contain_is_refused_with_its_key(tmp_path, place, value, said):
     path = tmp_path / "inventory.yaml"
     path.write_text(yaml.safe_dump(with_value(place, value)), encoding="utf-8")
     with pytest.raises(InventoryError) as caught:

@@ -1,4 +1,4 @@
-"""The scripts of the packed tool under three shells: a file that unpacks itself, and what it starts."""
+"""The scripts of the packed tool under three shells: a file that unpacks and starts itself."""
 
 import os
 import random
@@ -18,7 +18,7 @@ from provision.tool.contents import Item
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 
-# Stands for the real command: says how it was called, and fails where it is told to.
+# Replaces the real command: prints how it was called, and fails on request.
 COMMAND = """#!/bin/sh
 [ -z "${REFUSE-}" ] || { echo "error: $REFUSE" >&2; exit 2; }
 [ -z "${HANG-}" ] || { : >"$HANG"; exec sleep 60; }
@@ -63,7 +63,7 @@ def run(shell, file, *argv, home=None, cwd=None, **env):
 
 
 def cache(home):
-    """What lies in the cache, hidden names too."""
+    """The names in the cache, hidden ones too."""
     return sorted(path.name for path in (home / ".cache/clusterctl").iterdir())
 
 
@@ -84,7 +84,7 @@ def test_the_first_run_unpacks_and_the_second_starts_at_once(shell, packed, home
 
 
 @pytest.mark.parametrize("how", ["by its name", "by PATH", "as a program", "through a link"])
-def test_it_finds_itself_however_it_is_called(shell, packed, home, how):
+def test_tool_finds_itself_by_every_way_to_start_it(shell, packed, home, how):
     if how == "by its name":
         done = run(shell, packed.name, home=home, cwd=packed.parent)
     elif how == "by PATH":
@@ -98,14 +98,14 @@ def test_it_finds_itself_however_it_is_called(shell, packed, home, how):
     assert len(cache(home)) == 1
 
 
-def test_the_cache_of_the_user_is_used_where_it_is_absolute(shell, packed, home, tmp_path):
+def test_cache_of_the_user_is_used_if_its_path_is_absolute(shell, packed, home, tmp_path):
     assert run(shell, packed, home=home, XDG_CACHE_HOME=str(tmp_path / "c c")).returncode == 0
     assert [path.name[:5] for path in (tmp_path / "c c/clusterctl").iterdir()] == ["tool-"]
     assert run(shell, packed, home=home, XDG_CACHE_HOME="relative", cwd=tmp_path).returncode == 0
     assert len(cache(home)) == 1
 
 
-def test_it_unpacks_into_the_given_folder(shell, packed, home, tmp_path):
+def test_tool_unpacks_into_the_given_folder(shell, packed, home, tmp_path):
     to = tmp_path / "for all/clusterctl"
     done = run(shell, packed, "--unpack", to, home=home)
     assert done.returncode == 0, done.stderr
@@ -119,7 +119,7 @@ def test_it_unpacks_into_the_given_folder(shell, packed, home, tmp_path):
     assert run(shell, packed, "--unpack", home=home).returncode == 2
 
 
-def test_a_relative_folder_is_that_of_this_folder(shell, packed, home, tmp_path):
+def test_relative_folder_is_below_the_working_folder(shell, packed, home, tmp_path):
     (tmp_path / "elsewhere/tools").mkdir(parents=True)
     done = run(shell, packed, "--unpack", "tools", home=home, cwd=tmp_path, CDPATH=str(tmp_path / "elsewhere"))
     assert done.stdout == f"{tmp_path}/tools/clusterctl is ready\n", done.stderr
@@ -160,7 +160,7 @@ def test_one_wrong_bit_anywhere_is_refused(packed, home, tmp_path):
         assert list(home.glob(".cache/clusterctl/*")) == [], (at, data[at : at + 10])
 
 
-def test_runs_that_start_together_end_with_one_tool(shell, packed, home):
+def test_concurrent_first_runs_unpack_one_tool(shell, packed, home):
     environment = {"PATH": os.environ["PATH"], "HOME": str(home)}
     started = [
         subprocess.Popen([*shell, packed, "x"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -172,7 +172,7 @@ def test_runs_that_start_together_end_with_one_tool(shell, packed, home):
     assert len(cache(home)) == 1
 
 
-def test_a_tool_that_does_not_start_here_leaves_nothing(shell, packed, home):
+def test_tool_that_does_not_start_leaves_nothing(shell, packed, home):
     done = run(shell, packed, home=home, REFUSE="this clusterctl needs glibc 2.99")
     assert done.returncode == 2
     assert "needs glibc 2.99" in done.stderr
@@ -211,7 +211,7 @@ def test_a_tool_that_another_user_could_change_is_not_started(shell, packed, hom
     assert "--unpack" in done.stderr
 
 
-def test_a_half_removed_tool_is_named(shell, packed, home):
+def test_partly_removed_tool_is_named(shell, packed, home):
     assert run(shell, packed, home=home).returncode == 0
     tool = home / ".cache/clusterctl" / cache(home)[0]
     (tool / ".complete").unlink()
@@ -261,7 +261,7 @@ MACHINE = os.uname().machine
 
 @pytest.fixture
 def tool(tmp_path):
-    """The scripts of a tool, and a Python that says how it was started."""
+    """The scripts of a tool, and a Python that prints how it was started."""
     home = tmp_path / 'it\'s "x" & `y`'
     start = {"machine": MACHINE, "minor": 17, "loader": "/no/loader", "program": "bin/python3.11"}
     python = {"program": "bin/python3.11", "libraries": "lib/clusterctl"}

@@ -252,7 +252,7 @@ def test_more_units_than_may_wait(shell, tmp_path):
     assert last.is_whole()
 
 
-def test_only_what_a_node_lacks_is_unpacked(shell, tmp_path):
+def test_only_missing_parts_are_unpacked(shell, tmp_path):
     last = Place(shell, tmp_path, 2)
     middle = Place(shell, tmp_path, 1, hop=last.command)
     first = Place(shell, tmp_path, 0, hop=middle.command)
@@ -267,7 +267,7 @@ def test_only_what_a_node_lacks_is_unpacked(shell, tmp_path):
     assert not list(middle.into.iterdir())
 
 
-def test_a_damaged_unit_is_noticed_and_nothing_behind_it_is_used(shell, tmp_path):
+def test_damaged_unit_is_found_and_later_units_are_not_used(shell, tmp_path):
     last = Place(shell, tmp_path, 1)
     first = Place(shell, tmp_path, 0, hop=last.command)
     data = stream(2)
@@ -299,7 +299,7 @@ def test_an_interrupted_stream_resumes_later(shell, tmp_path):
     assert not (first.folder / "kept").exists()
 
 
-def test_what_one_node_has_kept_it_hands_on(shell, tmp_path):
+def test_node_passes_on_the_units_it_kept(shell, tmp_path):
     last = Place(shell, tmp_path, 1)
     first = Place(shell, tmp_path, 0, hop=last.command)
     alone = Place(shell, tmp_path, 2)
@@ -318,7 +318,7 @@ def test_what_one_node_has_kept_it_hands_on(shell, tmp_path):
     "hop",
     ["head -c 100000", "false", "sh -c 'exec 2>&1; echo no route >&2; exit 255'", "sh -c 'sleep 0.1; kill -KILL $$'"],
 )
-def test_a_dead_node_further_down_the_chain_stops_no_other(shell, tmp_path, hop):
+def test_dead_node_later_in_the_chain_stops_no_other(shell, tmp_path, hop):
     first = Place(shell, tmp_path, hop=hop)
     done = first.receive(stream(2))
     assert done.returncode == 0
@@ -327,7 +327,7 @@ def test_a_dead_node_further_down_the_chain_stops_no_other(shell, tmp_path, hop)
     assert "end 0" in reports(done, "end")
 
 
-def test_who_reads_the_reports_may_go(shell, tmp_path):
+def test_transfer_continues_without_a_reader_of_its_reports(shell, tmp_path):
     last = Place(shell, tmp_path, 1)
     first = Place(shell, tmp_path, 0, hop=last.command)
     process = subprocess.Popen(
@@ -401,7 +401,7 @@ def with_program(shell, tmp_path, name, script):
 
 
 def slow_tar(shell, tmp_path):
-    """An environment whose tar notes when it begins and ends, and does not end before a second one has begun."""
+    """An environment whose tar records its start and end, and does not end before a second one has started."""
     log = quote(tmp_path / "log")
     script = f"""#!/bin/sh
 echo begin >>{log}
@@ -423,7 +423,7 @@ def tar_parts(count, last="tar"):
     return parts
 
 
-def test_tars_are_unpacked_side_by_side_but_not_more_than_may_be(shell, tmp_path):
+def test_parallel_tars_are_limited(shell, tmp_path):
     place = Place(shell, tmp_path, abreast=2)
     assert place.receive(stream(parts=tar_parts(5)), env=slow_tar(shell, tmp_path)).returncode == 0
     assert place.have == ["t0", "t1", "t2", "t3", "t4"]
@@ -431,7 +431,7 @@ def test_tars_are_unpacked_side_by_side_but_not_more_than_may_be(shell, tmp_path
     assert max(running) == 2
 
 
-def test_what_is_last_waits_for_everything_before_it(shell, tmp_path):
+def test_last_part_waits_for_all_others(shell, tmp_path):
     place = Place(shell, tmp_path)
     assert place.receive(stream(parts=tar_parts(3, "last")), env=slow_tar(shell, tmp_path)).returncode == 0
     assert (tmp_path / "log").read_text().split() == ["begin", "begin", "end", "end", "begin", "end"]
@@ -455,7 +455,7 @@ exec {shutil.which("tar")} "$@"
     assert {path.name for path in (place.into / "dir").iterdir()} == {"0", "1"}
 
 
-def test_one_of_several_that_fails_is_reported_when_the_others_are_done(shell, tmp_path):
+def test_failed_tar_is_reported_after_the_others_finish(shell, tmp_path):
     place = Place(shell, tmp_path)
     (place.into / "dir").mkdir()
     (place.into / "dir/1").mkdir()
@@ -468,7 +468,7 @@ def test_one_of_several_that_fails_is_reported_when_the_others_are_done(shell, t
 
 
 @pytest.mark.parametrize("missing", ["ln", "mkfifo"])
-def test_a_file_system_that_cannot(shell, tmp_path, missing):
+def test_file_system_without_links_or_fifos(shell, tmp_path, missing):
     env = with_program(shell, tmp_path, missing, "#!/bin/sh\nexit 1\n")
     last = Place(shell, tmp_path, 1)
     first = Place(shell, tmp_path, 0, hop=last.command)
@@ -478,7 +478,7 @@ def test_a_file_system_that_cannot(shell, tmp_path, missing):
     assert last.is_whole()
 
 
-def test_a_leg_that_cannot_be_unpacked_is_reported_with_the_words_of_the_program(shell, tmp_path):
+def test_failed_part_is_reported_with_the_programs_message(shell, tmp_path):
     last = Place(shell, tmp_path, 1)
     first = Place(shell, tmp_path, 0, hop=last.command)
     (first.into / "dir").write_text("in the way")
@@ -494,7 +494,7 @@ def test_a_leg_that_cannot_be_unpacked_is_reported_with_the_words_of_the_program
 # --- survey ------------------------------------------------------------------------------------------
 
 
-def test_a_first_survey(shell, tmp_path):
+def test_first_survey_finds_nothing(shell, tmp_path):
     place = Place(shell, tmp_path)
     shutil.rmtree(place.folder)
     place.folder.mkdir()
@@ -504,19 +504,19 @@ def test_a_first_survey(shell, tmp_path):
     assert facts.user
 
 
-def test_a_survey_ends_what_runs_and_keeps_what_it_had(shell, tmp_path):
+def test_survey_stops_a_running_transfer_and_keeps_its_parts(shell, tmp_path):
     last = Place(shell, tmp_path, 1)
     first = Place(shell, tmp_path, 0, hop=last.command)
     process = subprocess.Popen([*shell, first.folder / "receive"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     process.stdin.write(b"".join(stream(2)[:3]))
     process.stdin.flush()
-    awaited = {b"did 0 1\n", b"did 1 1\n", b"got 0 2\n", b"got 1 2\n"}  # the first part, and the unit behind it
+    awaited = {b"did 0 1\n", b"did 1 1\n", b"got 0 2\n", b"got 1 2\n"}  # the first part, and the next unit
     for line in process.stdout:
         awaited.discard(line)
         if not awaited:
             break
     facts = [place.survey() for place in (first, last)]
-    assert process.wait(60) != 0  # its input is still open: it did not end by itself
+    assert process.wait(60) != 0  # its input is still open: it was stopped
     process.stdin.close()
     process.stdout.close()
     assert [each.have for each in facts] == [{"a", "b"}, {"a", "b"}]
@@ -543,10 +543,10 @@ def test_keys_of_another_boot_do_not_count(shell, tmp_path):
     assert [path.name for path in place.folder.glob("fresh.*")] == [f"fresh.{boot}"]
 
 
-def test_what_is_on_the_disk_is_settled(shell, tmp_path):
+def test_parts_are_recorded_once_they_are_on_the_disk(shell, tmp_path):
     place = Place(shell, tmp_path, settle=1)
     assert place.receive(stream()).returncode == 0
-    for _ in range(1200):  # it goes on behind the transfer's back
+    for _ in range(1200):  # it continues in the background
         if not list(place.folder.glob("fresh.*.settling")):
             break
         time.sleep(0.05)
@@ -577,7 +577,7 @@ PLACE = "/opt/test of the relay/releases"
 
 
 def arming(place, key, patience=100, at=PLACE, **changes):
-    """The script that makes a node ready; ``at`` is where its transfer is said to be at work."""
+    """The script that makes a node ready; ``at`` is the folder of its transfer."""
     before_key, expires = options("/opt/x y", (9, 2))
     values = {"receive": "echo it's\n", "options": before_key, "expires": expires, "patience": patience}
     values |= {"folder": str(place.folder), "stream": "s2", "line": key.line(INVENTORY, at)}
@@ -598,7 +598,7 @@ def disarm(shell, at=PLACE):
 
 
 @pytest.mark.parametrize("before", [None, "", f"{OWN}\n", f"# \\x é\n\n{OWN}"])
-def test_a_key_comes_and_goes(shell, home, tmp_path, before):
+def test_key_is_added_and_removed(shell, home, tmp_path, before):
     file = home / ".ssh/authorized_keys"
     if before is not None:
         file.parent.mkdir(mode=0o700)
@@ -626,7 +626,7 @@ def test_a_key_comes_and_goes(shell, home, tmp_path, before):
 
 
 @pytest.mark.parametrize("other", [("/opt/other/current", PLACE), ("/opt/test of the relay/current", "/data/.push")])
-def test_the_lines_of_a_transfer_elsewhere_stay(shell, home, tmp_path, other):
+def test_lines_of_another_transfer_stay(shell, home, tmp_path, other):
     line = RelayKey.new().line(Inventory(Path("i.yaml"), PurePosixPath(other[0]), ()), other[1])
     file = home / ".ssh/authorized_keys"
     file.parent.mkdir()
@@ -636,7 +636,7 @@ def test_the_lines_of_a_transfer_elsewhere_stay(shell, home, tmp_path, other):
     assert file.read_text() == f"{line}\n"
 
 
-def test_old_lines_go_wherever_they_come_from(shell, home, tmp_path):
+def test_old_lines_of_all_transfers_are_removed(shell, home, tmp_path):
     now = int(time.time())
     ours, other = (
         comment_prefix(INVENTORY, PLACE),
@@ -665,7 +665,7 @@ SHIFTS = [0, 30 * 24 * HOUR, -30 * 24 * HOUR, -50 * 365 * 24 * HOUR]
 
 @pytest.mark.parametrize("shift", SHIFTS, ids=["right", "ahead", "behind", "at its beginning"])
 def test_a_node_whose_clock_is_wrong(shell, home, tmp_path, shift):
-    """The clock of a namespace cannot be set: the program that tells the time is another one."""
+    """The clock of a namespace cannot be set: the program that prints the time is replaced."""
     now = int(time.time())
     date = f'date() {{ if [ "$*" = +%s ]; then echo {max(now + shift, 5)}; else command date "$@"; fi; }}\n'
     running = f"ssh-ed25519 AAAA {comment_prefix(INVENTORY, '/data/.push')}{now - LIFE}:x"
@@ -705,7 +705,7 @@ def test_a_linked_file_stays_linked(shell, home, tmp_path):
     assert (home / ".ssh/authorized_keys").is_symlink()
 
 
-def test_a_lock_that_was_left_is_taken(shell, home, tmp_path):
+def test_abandoned_lock_is_taken_over(shell, home, tmp_path):
     (home / ".ssh/.clusterctl-lock").mkdir(parents=True)
     assert arm(shell, Place(shell, tmp_path), RelayKey.new(), patience=3)
     assert [path.name for path in (home / ".ssh").iterdir()] == ["authorized_keys"]
@@ -716,7 +716,7 @@ def test_an_unwritable_home_is_reported(shell, home, tmp_path):
     assert not arm(shell, Place(shell, tmp_path), RelayKey.new())
 
 
-def test_many_at_once_write_one_line(shell, home, tmp_path):
+def test_concurrent_commands_write_one_line(shell, home, tmp_path):
     key, places = RelayKey.new(), [Place(shell, tmp_path, number) for number in range(6)]
     (home / ".ssh").mkdir()
     (home / ".ssh/authorized_keys").write_text(f"{OWN}\n")
@@ -732,7 +732,7 @@ def test_many_at_once_write_one_line(shell, home, tmp_path):
     assert len(lines) == 2
 
 
-def test_a_lock_that_many_find_is_broken_by_one_of_them(shell, home, tmp_path):
+def test_abandoned_lock_is_broken_by_one_of_many_commands(shell, home, tmp_path):
     """A killed writer's lock and copy, and sixteen nodes of two transfers: each round had a chance to lose the file."""
     file = home / ".ssh/authorized_keys"
     file.parent.mkdir()
@@ -756,7 +756,7 @@ def test_a_lock_that_many_find_is_broken_by_one_of_them(shell, home, tmp_path):
         assert [path.name for path in (home / ".ssh").iterdir()] == ["authorized_keys"], f"round {number}"
 
 
-def test_who_installs_a_key_and_who_arms_a_relay_take_turns(shell, home, tmp_path, monkeypatch):
+def test_key_installation_and_relay_keys_exclude_each_other(shell, home, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(home))  # of enrol
     file = home / ".ssh/authorized_keys"
     file.parent.mkdir()
@@ -777,8 +777,8 @@ def test_who_installs_a_key_and_who_arms_a_relay_take_turns(shell, home, tmp_pat
 @pytest.mark.parametrize(
     "dd",
     [
-        "return 1",  # a quota, or a file server that says late that it is full
-        ': >"$fresh"',  # one that does not even say so
+        "return 1",  # a quota, or a file server that reports late that it is full
+        ': >"$fresh"',  # one that does not even report it
         'read -r first <"$fresh" && printf "%s\n" "$first" >"$fresh"',
         'rmdir "$lock/$me"',  # we stood still for so long that another one has taken over
     ],
@@ -795,7 +795,7 @@ def test_an_incomplete_copy_never_replaces_the_file(shell, home, tmp_path, dd):
     assert [path.name for path in file.parent.iterdir() if "lock" not in path.name] == ["authorized_keys"]
 
 
-def test_a_line_that_is_written_by_hand_in_the_same_moment_is_not_lost(shell, home, tmp_path):
+def test_line_added_by_the_user_at_the_same_moment_is_kept(shell, home, tmp_path):
     file = home / ".ssh/authorized_keys"
     file.parent.mkdir()
     file.write_text(f"{OWN}\n")
@@ -806,8 +806,8 @@ def test_a_line_that_is_written_by_hand_in_the_same_moment_is_not_lost(shell, ho
 
 
 @pytest.mark.parametrize("folder", ["transfer", ".transfer-0123456789ab"])
-def test_what_a_killed_run_has_left_is_found_and_goes(shell, home, tmp_path, folder):
-    """On a node without /dev/shm the private key lies in the transfer's own folder."""
+def test_traces_of_a_killed_transfer_are_found_and_removed(shell, home, tmp_path, folder):
+    """On a node without /dev/shm the private key is in the transfer's folder."""
     place = Place(shell, tmp_path)
     own = place.folder.rename(place.folder.with_name(folder))
     place.folder = own
@@ -833,7 +833,7 @@ def test_what_a_killed_run_has_left_is_found_and_goes(shell, home, tmp_path, fol
     assert not place.survey().left
 
 
-def test_a_folder_from_before_the_machine_was_started_anew_is_not_gone_on_with(shell, tmp_path):
+def test_transfer_from_before_a_reboot_is_not_resumed(shell, tmp_path):
     place = Place(shell, tmp_path)
     place.write("boot", Path("/proc/sys/kernel/random/boot_id").read_text())
     assert not place.survey().refused
@@ -845,7 +845,7 @@ def test_a_folder_from_before_the_machine_was_started_anew_is_not_gone_on_with(s
 
 
 def hold(shell, lock, before="", timeout=60):
-    """What the script that takes a lock says when its input ends at once; its waits take no time."""
+    """The output of the script that takes a lock, if its input ends at once; its waits take no time."""
     script = render("release/hold.sh.j2", lock=str(lock), releases="", id="mine", who="me")
     done = subprocess.run(
         [*shell, "-c", (before or "sleep() { :; }\n") + script],
@@ -870,7 +870,7 @@ YEAR = 365 * 24 * HOUR
 
 
 @pytest.mark.parametrize("shift", [-20 * YEAR, -1, YEAR, 10 * YEAR])
-def test_a_lock_without_a_heartbeat_is_taken_over_whatever_its_time_stamp(shell, tmp_path, shift):
+def test_lock_without_a_heartbeat_is_taken_over_at_any_age(shell, tmp_path, shift):
     lock = other_s_lock(tmp_path)
     os.utime(lock / "beat", (time.time() + shift,) * 2)
     assert hold(shell, lock) == ["held"]
@@ -878,7 +878,7 @@ def test_a_lock_without_a_heartbeat_is_taken_over_whatever_its_time_stamp(shell,
 
 
 @pytest.mark.parametrize("shift", [-20 * YEAR, -1, YEAR, 10 * YEAR])
-def test_a_lock_with_a_heartbeat_stays_whatever_its_time_stamp(shell, tmp_path, shift):
+def test_lock_with_a_heartbeat_stays_at_any_age(shell, tmp_path, shift):
     lock = other_s_lock(tmp_path)
     os.utime(lock / "beat", (time.time() - 5 * YEAR,) * 2)
     beat = f'sleep() {{ touch -d "@{int(time.time()) + shift}" "$lock/beat"; }}\n'
@@ -886,11 +886,11 @@ def test_a_lock_with_a_heartbeat_stays_whatever_its_time_stamp(shell, tmp_path, 
     assert (lock / "owner").read_text().startswith("theirs\n")
 
 
-def test_a_worker_that_does_not_go_does_not_hold_the_lock(shell, tmp_path):
-    """Where the first process of a container asks after nobody, whatever was killed stays in the list."""
+def test_unkillable_worker_does_not_hold_the_lock(shell, tmp_path):
+    """If the first process of a container collects no children, killed processes stay in the list."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     lock = other_s_lock(tmp_path, f"{os.uname().nodename} {boot}")
-    with subprocess.Popen(["true"], start_new_session=True) as zombie:  # nobody asks after it until the end
+    with subprocess.Popen(["true"], start_new_session=True) as zombie:  # no process collects it until the end
         while Path(f"/proc/{zombie.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
             time.sleep(0.01)
         (lock / f"worker.{zombie.pid}.{os.uname().nodename}").write_text("")
@@ -903,7 +903,7 @@ def test_a_worker_that_does_not_go_does_not_hold_the_lock(shell, tmp_path):
 # --- the way to the next node --------------------------------------------------------------------------
 
 
-def test_a_way_is_kept_only_when_it_is_open(shell, tmp_path):
+def test_only_an_open_route_is_kept(shell, tmp_path):
     place = Place(shell, tmp_path)
     secret = tmp_path / "it's secret"
 

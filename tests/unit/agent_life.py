@@ -96,7 +96,7 @@ class Life:
 
 
 def trained(pace=3, **plan):
-    """A run of LLaMA-Factory that has made ten steps. Its life begins anew then."""
+    """A run of LLaMA-Factory after ten steps. Its recorded life starts there."""
     life = Life(**plan).say(RUNNING).train(10, pace)
     life.began = life.now
     assert life.found == []

@@ -1,4 +1,4 @@
-"""Run agents in tests: real processes, in the foreground or as daemons, and what they leave."""
+"""Run agents in tests: real processes, in the foreground or as daemons, and their files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 AGENT = Path(__file__).parents[2] / "trainer" / "agent"
 PYTHON = os.environ.get("AGENT_PYTHON", sys.executable)  # to try the agent under an older Python
 
-# A process that leaves its group and its session, says its pid in a file, and cannot be asked to end.
+# A process that leaves its group and its session, writes its pid to a file, and ignores SIGTERM.
 STUBBORN = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -29,7 +29,7 @@ while True:
 
 # Like torchrun, it starts each rank in its own session and ends with 1 some time after a rank has failed. It does not
 # reap a failed rank before, so the agent can read its status however late it looks. Each rank writes its pid into
-# rank-<N>, runs CODE, and stays until it is ended.
+# rank-<N>, runs CODE, and stays until it is stopped.
 LAUNCHER = """
 import os, subprocess, sys, time
 code, first, count, lag = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
@@ -95,14 +95,14 @@ def alive(mark):
 
 
 def lives(pid):
-    """Whether a process is there, and no zombie."""
+    """Whether a process exists and is no zombie."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX"
     return False
 
 
 def eventually(test, seconds=60.0):
-    """Wait for what no descriptor tells; what the test gives when it is true."""
+    """Wait until a test is true, for events without a descriptor; returns the test's value."""
     limit = time.monotonic() + seconds
     while not (found := test()):
         assert time.monotonic() < limit, "did not happen"
@@ -116,7 +116,7 @@ def free_port():
 
 
 class Run:
-    """The part of a run that one node has: a plan, an agent, and what it writes."""
+    """One node's part of a run: a plan, an agent, and its files."""
 
     def __init__(self, folder, rank=0, run=None):
         self.folder = folder
@@ -269,7 +269,7 @@ class Run:
 
 
 def _removed(path):
-    with contextlib.suppress(OSError):  # what was killed is still on its way out
+    with contextlib.suppress(OSError):  # killed processes are still exiting
         path.rmdir()
     return not path.exists()
 
@@ -281,7 +281,7 @@ def _command(pid):
 
 
 def nodes(folder, count, **link):
-    """The parts of one run on several nodes, and what joins them. Each has a folder, and a disk, of its own."""
+    """The parts of one run on several nodes, and their link. Each has its own folder and disk."""
     link = {
         "host": "127.0.0.1",
         "port": free_port(),

@@ -1,4 +1,4 @@
-"""The recorded logs of trainers, and what is common to the tests that read them."""
+"""The recorded logs of trainers, and helpers of the tests that read them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@
         seen: false
         nodes: {…}
         finds: {node02: FAIL}                        # every other node is OK or N/A
-        says: ["570.1", "reboot"]                    # stands in what these findings observe, expect or advise
+        says: ["570.1", "reboot"]                    # part of what these findings observe, expect or advise
     also:                                            # further answers of healthy nodes: another vendor, no GPU
       - {name: …, source: …, seen: …, nodes: …}
 

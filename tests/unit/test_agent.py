@@ -1,4 +1,4 @@
-"""The run agent on one node, in the foreground, against real processes: whatever they do, none of them is left."""
+"""The run agent on one node, in the foreground, against real processes: none of them is left in any case."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_command_that_cannot_be_started(run, program):
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"run": "x", "node": "n0", "argv": "ls", "env": {}}'])
 @pytest.mark.parametrize("command", ["start", "run", "stop", "follow"])
-def test_a_plan_that_is_none(tmp_path, text, command):
+def test_invalid_plan(tmp_path, text, command):
     (tmp_path / "plan.json").write_text(text)
     argv = [PYTHON, "-IB", AGENT, command, tmp_path / "plan.json"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -154,8 +154,8 @@ def test_a_stop_that_saves_nothing_is_short(run):
     assert time.monotonic() - began < 100  # 2 s of grace, not 600
 
 
-def test_the_sampler_is_no_process_of_the_run(run, tmp_path):
-    """Its nvidia-smi runs all the time, ends with the run, and neither holds it up nor is told as left over."""
+def test_sampler_is_not_a_process_of_the_run(run, tmp_path):
+    """Its nvidia-smi runs all the time, exits with the run, does not delay it, and is not reported as left over."""
     smi = tmp_path / "bin" / "nvidia-smi"
     smi.parent.mkdir()
     smi.write_text(
@@ -173,14 +173,14 @@ def test_the_sampler_is_no_process_of_the_run(run, tmp_path):
     eventually(lambda: not lives(int((tmp_path / "smi").read_text())))
 
 
-def test_a_process_that_sleeps_under_sigstop_is_ended_in_the_grace(run):
+def test_stopped_process_exits_within_the_grace(run):
     run.start("import os, signal; print(1); os.kill(os.getpid(), signal.SIGSTOP)", grace=60)
     run.until("log")
     run.agent.terminate()
     assert run.exit()["signal"] == "SIGTERM"
 
 
-def test_a_closed_reader_ends_nothing(run):
+def test_closed_reader_stops_nothing(run):
     run.start("import os, time; print(1)\nwhile not os.path.exists('go'): time.sleep(0.01)\nprint(2)")
     run.until("log")
     run.agent.stdout.close()
@@ -216,7 +216,7 @@ def test_another_node_of_the_run_on_this_machine_is_spared(run):
     assert spared
 
 
-# --- what it tells -------------------------------------------------------------------------------
+# --- its events ----------------------------------------------------------------------------------
 
 
 def test_a_progress_bar_is_one_line(run):
@@ -238,7 +238,7 @@ def test_only_rank_0_follows_the_trainers_log(tmp_path):
     assert [plan.progress for plan in plans] == [tmp_path / "log.jsonl", None]
 
 
-def test_what_grows_is_heard_line_or_not(tmp_path):
+def test_growing_output_is_a_sign_of_life_even_without_a_complete_line(tmp_path):
     """A progress bar is no line until it ends, and yet a sign of life: of the launcher's, and of a rank's own log."""
     from trainer.agent.events import Events
     from trainer.agent.node_plan import NodePlan
@@ -397,12 +397,14 @@ def test_events_on_a_full_disk(eventing):
     assert found[2]["lines"] == 6
 
 
-def test_events_of_a_disk_that_stays_full_stay_few(eventing):
-    events, disk, _ = eventing
+def test_full_disk_keeps_only_the_newest_events(eventing):
+    events, disk, path = eventing
     disk.room = 0
     for index in range(10_000):
         events.emit("notice", text=str(index))
-    assert len(events._kept) == 100
+    disk.room = 1 << 30
+    events.close()
+    assert [event["text"] for event in told(path)] == [str(index) for index in range(9_900, 10_000)]
 
 
 def test_the_state_on_a_full_disk(tmp_path, monkeypatch):
@@ -419,7 +421,7 @@ def test_the_state_on_a_full_disk(tmp_path, monkeypatch):
 # --- what the processes get ----------------------------------------------------------------------
 
 
-def test_the_environment_is_clean(run):
+def test_environment_of_the_run_is_clean(run):
     inherited = {"HOME": "/home/u", "PYTHONPATH": "/leak", "LD_PRELOAD": "", "FOO": "1", "NCCL_IB_HCA": "mlx5_0"}
     code = "import json, os; print(json.dumps(dict(os.environ)))"
     run.start(code, inherited=inherited, env={"A": "b c"}, unset=["HOME"])
@@ -501,7 +503,7 @@ def test_probe_of_a_free_port(probing):
     assert probe("--master", "127.0.0.1", "--rank", 0, "--port", port)["port_free"] is True
 
 
-def test_probe_of_a_name_that_means_nothing():
+def test_probe_of_a_name_without_an_address():
     facts = probe("--master", "no-such-name.invalid", "--rank", 1)
     assert facts["error"] == "cannot resolve no-such-name.invalid, the name of rank 0"
 

@@ -137,7 +137,7 @@ def why(folder, world=2):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_whole_files_are_whole(tmp_path, name):
+def test_complete_files_are_complete(tmp_path, name):
     write(tmp_path, FORMATS)
     assert checkpoint_files.look(tmp_path / name)[0].torn is None
 
@@ -194,7 +194,7 @@ def test_a_pickle_of_an_old_checkpoint_is_not_run(tmp_path):
     "data",
     [b"", b"\0" * 8, struct.pack("<Q", 1 << 60), struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 9) + b'{"w":{}} '],
 )
-def test_safetensors_that_are_none(tmp_path, data):
+def test_invalid_safetensors(tmp_path, data):
     (tmp_path / "model.safetensors").write_bytes(data)
     assert checkpoint_files.look(tmp_path / "model.safetensors")[0].torn
 
@@ -236,7 +236,7 @@ def test_a_mark_covers_the_whole_header_of_safetensors(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
-def test_a_mark_tells_files_of_equal_size_apart(tmp_path, name):
+def test_mark_distinguishes_files_of_equal_size(tmp_path, name):
     make = safetensors if name == "model.safetensors" else lambda elements, fill: torch_zip(b"%d" % fill, elements)
     marks = set()
     for fill in (1, 1, 2):
@@ -280,7 +280,7 @@ def test_a_mark_tells_files_of_equal_size_apart(tmp_path, name):
         ),
     ],
 )
-def test_complete_ones(tmp_path, files):
+def test_complete_checkpoints(tmp_path, files):
     write(tmp_path, files)
     choice = choose([tmp_path])
     assert choice == ("checkpoint-20", 20, {}, [])
@@ -353,14 +353,14 @@ def test_complete_ones(tmp_path, files):
         ),
     ],
 )
-def test_incomplete_ones(tmp_path, files, said):
+def test_incomplete_checkpoints(tmp_path, files, said):
     write(tmp_path, files)
     assert why(tmp_path) == said
 
 
 @pytest.mark.parametrize("make", [trainer, deepspeed])
-def test_what_a_killed_save_leaves_is_never_taken(tmp_path, make):
-    """In the order of writing, whatever the last file that was begun."""
+def test_checkpoint_of_a_killed_save_is_never_chosen(tmp_path, make):
+    """In the order of writing, for each last file that was started."""
     files = make(20)
     last = "checkpoint-20/trainer_state.json"
     order = [name for name in files if name != last] + [last]
@@ -388,7 +388,7 @@ def test_deepspeeds_own_layout(tmp_path):
     assert choose([tmp_path]).name == "global_step30"
 
 
-def test_ours_counts_with_all_the_parts_that_its_complete_json_names(tmp_path):
+def test_own_checkpoint_needs_every_part_of_its_complete_json(tmp_path):
     parts = [f"part-0000{rank}-of-00002.safetensors" for rank in (0, 1)]
     told = json.dumps({"format": 1, "files": dict.fromkeys(parts, 3)}).encode()
     write(tmp_path / "a", {f"iter_30/{parts[0]}": safetensors(), "iter_30/complete.json": told})
@@ -408,7 +408,7 @@ def test_a_folder_with_model_states_only_is_a_checkpoint_of_deepspeed_without_ze
     assert choose([tmp_path]) == ("last", 0, {}, [])
 
 
-def test_ours_counts_with_its_complete_json_only(tmp_path):
+def test_own_checkpoint_needs_its_complete_json(tmp_path):
     write(tmp_path, {"iter_30/model.safetensors": safetensors(), "iter_30/complete.json": b"{}"})
     assert choose([tmp_path]).name == "iter_30"
 
@@ -421,7 +421,7 @@ def test_steps_are_numbers(tmp_path):
     assert [step_of(name) for name in ("checkpoint-7", "global_step12", "epoch3_step40", "best")] == [7, 12, 40, 0]
 
 
-def test_newer_ones_that_are_torn_are_skipped_and_named(tmp_path):
+def test_torn_newer_checkpoints_are_skipped_and_named(tmp_path):
     write(tmp_path, trainer(10) | trainer(20) | trainer(30, without=["trainer_state.json"]))
     (tmp_path / "checkpoint-20/optimizer.pt").write_bytes(b"")
     choice = choose([tmp_path])
@@ -430,7 +430,7 @@ def test_newer_ones_that_are_torn_are_skipped_and_named(tmp_path):
     assert scan(tmp_path)[1].torn == ["optimizer.pt"]
 
 
-def test_what_is_no_checkpoint(tmp_path):
+def test_folders_that_are_not_checkpoints_are_ignored(tmp_path):
     assert scan(tmp_path / "none") == []
     write(tmp_path, {"checkpoint-x/a": b"", "runs/b": b"", "c": b"", "checkpoint-": b""})
     (tmp_path / "elsewhere").mkdir()
@@ -444,7 +444,7 @@ def test_what_is_no_checkpoint(tmp_path):
     assert set(scan(tmp_path)[0].files) == {name.partition("/")[2] for name in trainer(6)}
 
 
-def test_only_the_five_newest_are_read(tmp_path):
+def test_only_the_five_newest_checkpoints_are_read(tmp_path):
     for step in range(1, 8):
         write(tmp_path, trainer(step))
     assert [one.step for one in scan(tmp_path)] == [7, 6, 5, 4, 3]
@@ -502,7 +502,7 @@ def test_a_node_gets_no_zero_files_of_others(tmp_path, stage):
     }
 
 
-def test_ranks_that_moved_to_other_nodes_bring_their_files(tmp_path):
+def test_files_follow_ranks_to_other_nodes(tmp_path):
     own, main = parts(deepspeed(20), "rank_1_mp", "rng_state_1")
     write(tmp_path / "a", own)  # this node was rank 1 and is rank 0 now
     write(tmp_path / "b", main)
@@ -517,7 +517,7 @@ def test_a_shared_folder_needs_no_copy(tmp_path):
 
 
 def test_all_nodes_save_everything(tmp_path):
-    """``save_on_each_node``: what names the process differs, and that is no harm."""
+    """``save_on_each_node``: names with the process differ, which is harmless."""
     for node, text in (("a", b'{"is_world_process_zero": true}'), ("b", b'{"is_world_process_zero": false}')):
         extra = {"trainer_state.json": text, "training_args.bin": torch_zip(node.encode(), 5 + len(text))}
         write(tmp_path / node, trainer(20, more=extra))
@@ -546,7 +546,7 @@ def test_a_file_torn_on_one_node_comes_from_another(tmp_path):
     assert choose([tmp_path / "a", tmp_path / "b"]).copy == {1: [("checkpoint-20/optimizer.pt", size, 0)]}
 
 
-def test_deepspeeds_latest_travels(tmp_path):
+def test_latest_file_of_deepspeed_is_copied(tmp_path):
     files = {"latest": b"global_step20"}
     for name, data in deepspeed(20).items():
         if "/global_step20/" in name:
@@ -558,7 +558,7 @@ def test_deepspeeds_latest_travels(tmp_path):
 
 
 @pytest.mark.parametrize(("first", "second", "chosen"), [(1, 2, "global_step20"), (2, 1, "global_step10")])
-def test_the_last_written_latest_of_all_nodes_counts(tmp_path, first, second, chosen):
+def test_newest_latest_file_of_all_nodes_is_used(tmp_path, first, second, chosen):
     files = {}
     for step in (10, 20):
         inside = {name.partition("/")[2]: data for name, data in deepspeed(step).items()}
@@ -569,7 +569,7 @@ def test_the_last_written_latest_of_all_nodes_counts(tmp_path, first, second, ch
     assert choose([tmp_path / "a", tmp_path / "b"]).name == chosen
 
 
-def test_all_of_zeros_files_missing_is_no_checkpoint_without_zero(tmp_path):
+def test_missing_zero_files_make_a_checkpoint_incomplete(tmp_path):
     files = {name: data for name, data in deepspeed(20).items() if "zero_pp_rank" not in name}
     write(tmp_path / "a", files)
     assert choose([tmp_path / "a"]).refused == [("checkpoint-20", "global_step20: ZeRO's optimizer states are missing")]
@@ -580,7 +580,7 @@ def test_all_of_zeros_files_missing_is_no_checkpoint_without_zero(tmp_path):
 
 @given(st.data())
 @settings(deadline=None)
-def test_after_the_copies_every_node_has_what_its_ranks_read(tmp_path_factory, data):
+def test_after_copying_every_node_has_the_files_of_its_ranks(tmp_path_factory, data):
     """However the files lie about, and whichever are missing on all nodes."""
     make = data.draw(st.sampled_from([trainer, deepspeed]))
     nodes, world = data.draw(st.integers(1, 3)), 3
@@ -595,7 +595,7 @@ def test_after_the_copies_every_node_has_what_its_ranks_read(tmp_path_factory, d
     missing = {name for name, where in holders.items() if not where} - spare
     zero = {name for name in files if "zero_pp_rank" in name}
     if zero and missing == zero and not holders["checkpoint-20/zero_to_fp32.py"]:
-        return  # nothing is left that tells it from a checkpoint without ZeRO, whose model states hold everything
+        return  # nothing distinguishes it from a checkpoint without ZeRO, whose model states contain everything
     if missing:
         assert choice.name is None
         return

@@ -1,4 +1,4 @@
-"""Checkpoint files from node to node: whole or not at all, below the shared folder only, while the link goes on."""
+"""Checkpoint files from node to node: complete or not at all, below the shared folder only, while the link works."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trainer.agent.link.link import Link
 
 @pytest.fixture
 def agents(tmp_path):
-    """``agents(n)``: that many links which have met, each with a folder of its own."""
+    """``agents(n)``: that many links after their meeting, each with its own folder."""
     made = []
 
     def make(count, **changes):
@@ -68,7 +68,7 @@ def nothing_left(folder):
 
 
 @pytest.mark.parametrize(("giver", "taker"), [(0, 1), (1, 0), (2, 1), (1, 2)])
-def test_files_go_from_every_node_to_every_node(agents, tmp_path, giver, taker):
+def test_every_node_copies_from_every_node(agents, tmp_path, giver, taker):
     links = agents(3)
     files = {"checkpoint-2/a.bin": os.urandom(5 << 20), "checkpoint-2/global_step2/b c.pt": b"x", "checkpoint-2/c": b""}
     for name, data in files.items():
@@ -108,7 +108,7 @@ def test_all_nodes_fetch_at_once_from_several(agents, tmp_path):
         assert {other: (tmp_path / f"n{rank}/c/{other}").read_bytes() for other in range(5)} == data
 
 
-def test_messages_go_on_while_files_are_copied(agents, tmp_path):
+def test_messages_are_delivered_while_files_are_copied(agents, tmp_path):
     links = agents(2)
     put(tmp_path / "n0", "big", bytes(64 << 20))
     begun, go_on = threading.Event(), threading.Event()
@@ -142,14 +142,14 @@ def test_names_that_lead_out_of_the_folder(name):
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "link", "folder/secret", "dir", "pipe", "none"])
-def test_only_files_below_the_folder_are_given(agents, tmp_path, name):
+def test_only_files_below_the_folder_are_sent(agents, tmp_path, name):
     links = agents(2)
     put(tmp_path, "secret", b"secret")
     (tmp_path / "n0/link").symlink_to(tmp_path / "secret")
     (tmp_path / "n0/folder").symlink_to(tmp_path)
     (tmp_path / "n0/dir").mkdir()
     os.mkfifo(tmp_path / "n0/pipe")
-    stream = links[1].copies._channel(0)
+    stream = links[1].copies.open_channel(0)
     with stream.sock:
         stream.say({"get": name, "size": 6})
         assert set(stream.hear()) == {"error"}
@@ -176,7 +176,7 @@ def test_nothing_is_written_through_a_symlink(agents, tmp_path):
 # --- what goes wrong ---------------------------------------------------------------------------------------------
 
 
-def test_a_file_of_another_size_is_not_taken(agents, tmp_path):
+def test_file_of_another_size_is_refused(agents, tmp_path):
     links = agents(2)
     put(tmp_path / "n0", "a", b"1234")
     put(tmp_path / "n1", "a", b"old")
@@ -185,7 +185,7 @@ def test_a_file_of_another_size_is_not_taken(agents, tmp_path):
     assert (tmp_path / "n1/a").read_bytes() == b"old"
 
 
-def test_a_node_that_shares_nothing_or_is_not_there(agents, tmp_path, monkeypatch):
+def test_node_that_shares_nothing_or_is_missing(agents, tmp_path, monkeypatch):
     monkeypatch.setattr("trainer.agent.link.copies.COMES", 0.5)
     links = agents(3)
     links[2].copies.folder = None
@@ -195,14 +195,14 @@ def test_a_node_that_shares_nothing_or_is_not_there(agents, tmp_path, monkeypatc
         links[0].fetch([("a", 5, 9)])
 
 
-def test_another_runs_agent_gets_nothing(agents):
+def test_agent_of_another_run_gets_nothing(agents):
     links = agents(2)
-    links[1].copies._token = "x" * 64
+    links[1].copies.token = "x" * 64
     with pytest.raises(CopyError, match="no connection to rank 0: does not know this run's token"):
         links[1].fetch([("a", 1, 0)])
 
 
-def test_a_copy_can_be_given_up(agents, tmp_path):
+def test_copy_can_be_cancelled(agents, tmp_path):
     links = agents(2)
     put(tmp_path / "n0", "a", bytes(8 << 20))
     pieces = []
@@ -212,7 +212,7 @@ def test_a_copy_can_be_given_up(agents, tmp_path):
     nothing_left(tmp_path / "n1")
 
 
-def test_close_ends_copies_that_are_under_way(agents, tmp_path):
+def test_close_aborts_running_copies(agents, tmp_path):
     links = agents(2)
     put(tmp_path / "n0", "a", bytes(64 << 20))
     begun = threading.Event()
@@ -252,7 +252,7 @@ def streams():
 
 
 def exchange(tmp_path, *answers, size=4):
-    """What ``receive`` makes of a giver that says this."""
+    """The result of ``receive`` with a sender of these messages."""
     one, other = streams()
     with one.sock, other.sock:
         for answer in answers:
@@ -267,7 +267,7 @@ def exchange(tmp_path, *answers, size=4):
 END = {"end": True}
 
 
-def test_what_came_is_checked(tmp_path):
+def test_invalid_answers_are_errors_and_change_no_file(tmp_path):
     put(tmp_path, "c/a", b"old")
     for answers, said in (
         ([], "the other side closed the connection"),
@@ -291,7 +291,7 @@ def test_what_came_is_checked(tmp_path):
     assert (tmp_path / "c/a").read_bytes() == b"1234"
 
 
-def test_a_file_that_becomes_shorter_is_never_taken_for_whole(tmp_path):
+def test_file_truncated_during_the_copy_is_an_error(tmp_path):
     put(tmp_path, "a", b"12345678")
     one, other = streams()
     with one.sock, other.sock, (tmp_path / "a").open("rb", buffering=0) as file:
@@ -307,7 +307,7 @@ def test_a_file_that_becomes_shorter_is_never_taken_for_whole(tmp_path):
             copies.send_file(one, Shrinks())
 
 
-def test_silence_ends_a_copy(monkeypatch):
+def test_silence_aborts_a_copy(monkeypatch):
     monkeypatch.setattr(copies, "SILENCE", 0.2)
     monkeypatch.setattr(frames, "SILENCE", 0.2)
     monkeypatch.setattr(frames, "CANCEL_CHECK", 0.05)
@@ -322,7 +322,7 @@ def test_silence_ends_a_copy(monkeypatch):
             pump(three, four)
 
 
-def test_a_broken_connection_is_made_again(agents, tmp_path):
+def test_broken_connection_is_opened_again(agents, tmp_path):
     links = agents(2)
     for number in range(4):
         put(tmp_path / "n0", f"c/{number}", bytes(3 << 20))

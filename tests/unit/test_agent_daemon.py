@@ -48,7 +48,7 @@ def ready(run):
 # --- start ---------------------------------------------------------------------------------------
 
 
-def test_the_daemon_outlives_its_starter_and_its_session(run):
+def test_daemon_survives_its_starter_and_its_session(run):
     run.plan(SLEEPS)
     with subprocess.Popen(run.command("start"), stdout=subprocess.PIPE, start_new_session=True) as starter:
         said = json.loads(starter.stdout.read())
@@ -64,7 +64,7 @@ def test_the_daemon_outlives_its_starter_and_its_session(run):
     run.wait_end()
 
 
-def test_start_says_what_owns_the_run(run):
+def test_start_reports_the_process_that_owns_the_run(run):
     said = run.plan(SLEEPS).begin()
     state = run.state()
     assert (said["pid"], said["guard"]) == (state["pid"], state["guard"])
@@ -123,7 +123,7 @@ def test_following_to_the_end_and_from_an_offset(run):
         assert [json.loads(line) for line in follower.stdout] == first[3:]
 
 
-def test_following_tells_at_once(run):
+def test_follow_prints_lines_immediately(run):
     waits = "while not os.path.exists({!r}): time.sleep(0.01)\n"
     run.plan(f"import os, time\n{waits.format('go')}print('went')\n{waits.format('end')}").begin()
     with follow(run) as follower:
@@ -138,7 +138,7 @@ def test_following_tells_at_once(run):
         assert json.loads(follower.stdout.read().splitlines()[-1])["event"] == "end"
 
 
-def test_a_follower_whose_reader_closed_ends(run):
+def test_follow_exits_when_its_reader_closes(run):
     run.plan(SLEEPS).begin()
     follower = follow(run)
     follower.stdout.readline()
@@ -158,7 +158,7 @@ def test_following_an_agent_that_was_killed(run):
     assert rest[-1]["event"] == "gone"
 
 
-def test_following_an_end_that_the_disk_did_not_take(run):
+def test_follow_of_a_run_whose_end_was_not_written(run):
     run.plan("print('ready')").begin()
     run.wait_end()
     path = run.logs / "events.jsonl"
@@ -241,7 +241,7 @@ def test_stop_and_proof(run):
     assert any(event.get("text") == "alice at example requested a stop" for event in run.events())
 
 
-def test_stop_of_a_run_that_has_ended(run):
+def test_stop_of_a_finished_run(run):
     run.plan("pass").begin()
     run.wait_end()
     assert run.do("stop")["state"] == "finished"
@@ -249,7 +249,7 @@ def test_stop_of_a_run_that_has_ended(run):
 
 
 @pytest.mark.parametrize("whom", ["guard", "pid", "both"])
-def test_stop_of_an_agent_that_sleeps_under_sigstop(run, whom):
+def test_stop_of_a_stopped_agent(run, whom):
     run.plan(SLEEPS).begin()
     ready(run)
     for key in ("guard", "pid") if whom == "both" else (whom,):
@@ -267,8 +267,8 @@ def test_stop_waits_for_the_port(run):
     assert (said["rc"], said["port_free"], said["left"]) == (1, False, [])
 
 
-def test_stop_sees_what_holds_a_gpu(run, tmp_path):
-    """A driver may hold memory for a process that is there no longer; nvidia-smi tells."""
+def test_stop_reports_processes_on_a_gpu(run, tmp_path):
+    """A driver may hold memory for a process that no longer exists; nvidia-smi shows it."""
     (tmp_path / "bin").mkdir()
     smi = tmp_path / "bin" / "nvidia-smi"
     smi.write_text(
@@ -281,13 +281,13 @@ def test_stop_sees_what_holds_a_gpu(run, tmp_path):
     ready(run)
     holder = run.left()[0]
     with subprocess.Popen(["/bin/sleep", "600"], env={"CLUSTERCTL_RUN": run.id, "CLUSTERCTL_NODE": "n0"}) as child:
-        # A zombie of the run: ended, and not collected by its parent, which is this test.
+        # A zombie of the run: exited, and not collected by its parent, which is this test.
         eventually(lambda: child.pid in run.left())
         (tmp_path / "holders").write_text(f"{child.pid}\n{holder}\n1\n")
         (tmp_path / "calls").write_text("3\n")
         said = run.do("stop", env=dict(os.environ, PATH=f"{tmp_path}/bin:{os.environ['PATH']}"))
     assert said["gpu"] == []
-    assert int((tmp_path / "calls").read_text()) < 0  # it was asked until nobody held one
+    assert int((tmp_path / "calls").read_text()) < 0  # it was asked until no process held one
 
 
 def test_stop_of_another_users_run(run, monkeypatch):
@@ -367,7 +367,7 @@ def test_only_ranks_are_asked_to_save(run):
     assert next(event for event in run.events() if event["event"] == "exit")["rc"] == 0
 
 
-def test_a_stop_without_saving_overtakes_one_that_saves(run):
+def test_stop_without_saving_overrides_a_stop_that_saves(run):
     run.plan(STUBBORN, "pid", resume={"output": "out", "argv": []}).begin()
     run.wait_for("pid")
     with subprocess.Popen(run.command("stop", "--save"), stdout=subprocess.PIPE) as saving:
@@ -379,7 +379,7 @@ def test_a_stop_without_saving_overtakes_one_that_saves(run):
 # --- ranks ---------------------------------------------------------------------------------------
 
 
-def test_a_rank_that_is_killed_is_noticed_before_its_launcher_notices(run):
+def test_killed_rank_is_detected_before_its_launcher_exits(run):
     if subprocess.run([PYTHON, "-c", "import os; os.pidfd_open"], capture_output=True, check=False).returncode:
         pytest.skip("without pidfds the launcher tells")
     run.launch(2, first=4, lag=600).begin()  # its launcher would notice after ten minutes
@@ -443,7 +443,7 @@ def test_restarts_end(run):
     assert [event["rc"] for event in run.events() if event["event"] == "exit"] == [4, 4, 4]
 
 
-def test_a_stop_ends_the_wait_before_a_restart(run):
+def test_stop_interrupts_the_wait_before_a_restart(run):
     run.plan("import sys; sys.exit(4)", restarts=1, backoff=600).begin()
     eventually(lambda: any(event["event"] == "exit" for event in run.events()))
     assert run.do("stop")["state"] == "stopped"  # it would have to wait for ten minutes
@@ -485,7 +485,7 @@ def test_a_checkpoint_that_a_restart_does_not_use_is_named(run):
         (start.Logind(kills=True), False, False),
     ],
 )
-def test_what_logind_would_end(logind, scope, told):
+def test_settings_of_logind_that_kill_a_run(logind, scope, told):
     before, notice = start.way(logind, "alice")
     assert bool(before) == scope
     assert bool(notice) == told
@@ -493,7 +493,7 @@ def test_what_logind_would_end(logind, scope, told):
         assert "loginctl enable-linger alice" in notice
 
 
-def test_what_the_agent_costs(run):
+def test_costs_of_the_agent(run):
     run.launch(4, link=None).begin()
     for rank in range(4):
         run.rank_pid(rank)

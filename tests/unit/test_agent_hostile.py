@@ -1,4 +1,4 @@
-"""The supervisor and what other agents say: rank 0 or any other node may be broken or lie, and files may be damaged."""
+"""The supervisor and other agents' messages: any node may be broken or lie, and files may be damaged."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ KINDS = ["stop", "failed", "gone", "lost", "back", "ended", "stacks?", "stacks",
         max_size=6,
     )
 )
-def test_every_message_is_taken(tmp_path_factory, said):
+def test_every_message_is_accepted(tmp_path_factory, said):
     inbox, _ = taken(
         NodePlan(plan_of(**GIVEN), tmp_path_factory.mktemp("run"), Path("plan")),
         *({"node": "n1"} | fields | {"kind": kind} for kind, fields in said),
@@ -129,7 +129,7 @@ def test_a_closed_control_leaves_no_file_open_and_ignores_nudges(plan):
 
 
 @pytest.mark.parametrize("stacks", [None, [], "x", {"x": "y"}, {"1" * 5000: "y"}, {"²": "y"}, {"-1": "y"}])
-def test_stacks_that_are_none_are_skipped(plan, stacks):
+def test_invalid_stacks_are_skipped(plan, stacks):
     inbox, _ = taken(plan, {"kind": "stacks", "node": "n1", "rank_stacks": stacks})
     assert inbox.stacks == {}
 
@@ -139,12 +139,12 @@ def test_stacks_are_cut(plan):
     assert inbox.stacks == {3: "x" * control.STACK, 4: "5"}
 
 
-def test_a_node_that_is_not_of_the_run_is_not_heard(plan):
+def test_message_of_a_node_outside_the_run_is_ignored(plan):
     inbox, said = taken(plan, {"kind": "stop", "node": "n9"}, {"kind": "lost", "node": ["n1"], "silent": 1e9})
     assert (inbox.stop, inbox.lacking(), said) == (None, [], [])
 
 
-def test_a_node_that_says_very_much_does_not_fill_the_disk(plan):
+def test_flood_of_messages_does_not_fill_the_disk(plan):
     _, said = taken(plan, *[{"kind": "ended", "node": "n1", "text": "x" * 5000}] * 5000)
     assert len(said) == control.PEER_EVENTS
     assert {len(fields["text"]) for _, fields in said} == {control.TEXT}
@@ -199,7 +199,7 @@ def test_every_end_of_another_node_is_used_or_refused_with_its_name(offer):
         check_end(plan, decide_end(plan, {0: {"processes": 2, "outcome": OUTCOME}, 1: offer}, None, more=True))
 
 
-def test_what_agents_offer_is_taken(plan):
+def test_valid_offers_are_accepted(plan):
     (plan.output / "checkpoint-2").mkdir(parents=True)
     (plan.output / "checkpoint-2/trainer_state.json").write_text("{}")
     offer = selection.offer(plan.output, 0, 2) | {"processes": 2}
@@ -223,7 +223,7 @@ START = {"checkpoint": "checkpoint-2", "port": 29500, "world_size": 4, "copy": {
         {"refused": 5},
     ],
 )
-def test_a_decision_of_rank_0_that_is_none_is_refused(plan, change):
+def test_invalid_decision_of_rank_0_is_refused(plan, change):
     assert check_start(plan, dict(START)) == START
     with pytest.raises(LinkError, match=r"n0 \(rank 0\) sent an invalid decision"):
         check_start(plan, START | change)
@@ -232,7 +232,7 @@ def test_a_decision_of_rank_0_that_is_none_is_refused(plan, change):
 @pytest.mark.parametrize(
     "change", [{"state": "x"}, {"state": []}, {"step": "1"}, {"saved": -1}, {"why": "x"}, {"why": {}}]
 )
-def test_a_verdict_of_rank_0_that_is_none_is_refused(plan, change):
+def test_invalid_verdict_of_rank_0_is_refused(plan, change):
     verdict = {"state": "failed", "why": WHY, "step": 1, "saved": None}
     assert check_end(plan, dict(verdict)) == verdict
     with pytest.raises(LinkError, match=r"n0 \(rank 0\) sent an invalid verdict"):
@@ -247,7 +247,7 @@ def test_a_verdict_of_rank_0_that_is_none_is_refused(plan, change):
         (10**15, "rng_state: a file name has a rank that no run can have"),
     ],
 )
-def test_a_file_that_names_a_rank_which_no_run_has_costs_no_memory(rank, why):
+def test_file_name_with_a_huge_rank_uses_no_memory(rank, why):
     names = {f"rng_state_{rank}.pth", "model.safetensors", "optimizer.pt", "scheduler.pt", rules.STATE}
     union = rules.Union(rules.HUGGING_FACE, names, {}, 1, None)
     assert rules.why_incomplete(union, 2) == why
@@ -257,40 +257,40 @@ def test_a_file_that_names_a_rank_which_no_run_has_costs_no_memory(rank, why):
 
 
 @pytest.mark.parametrize("data", [NESTED, b"[]", b"", b"\xff", b'{"pid": ' + b"1" * 5000 + b"}", b" " * (2 << 20)])
-def test_a_state_or_a_request_that_is_none_counts_as_none(tmp_path, data):
+def test_invalid_state_or_request_is_ignored(tmp_path, data):
     for name in (states.NAME, states.REQUEST):
         (tmp_path / name).write_bytes(data)
     assert states.read(tmp_path) == {}
     assert states.asked(tmp_path) is None
 
 
-def test_of_a_state_of_gigabytes_only_the_beginning_is_read(tmp_path):
+def test_only_the_beginning_of_a_huge_state_is_read(tmp_path):
     with (tmp_path / states.NAME).open("wb") as file:
         file.truncate(3 << 30)  # sparse
     assert states.read(tmp_path) == {}
 
 
 @pytest.mark.parametrize("pid", ["1", [1], None, 1 << 70, -1])
-def test_a_pid_that_is_none_is_no_agent(pid):
+def test_invalid_pid_is_no_agent(pid):
     with contextlib.suppress(OverflowError):
         assert states.agents({"boot_id": states.boot_id(), "pid": pid, "start": "1"}) == []
 
 
 @pytest.mark.parametrize("data", [NESTED, b"[]", b"", b"\xff"])
-def test_a_plan_that_is_none_is_an_error_with_its_path(tmp_path, data):
+def test_invalid_plan_is_an_error_with_its_path(tmp_path, data):
     (tmp_path / "plan-0.json").write_bytes(data)
     with pytest.raises(PlanError, match=r"plan-0\.json is"):
         plans.load(str(tmp_path / "plan-0.json"))
 
 
-def test_events_that_are_none_are_skipped(tmp_path, capsys):
+def test_invalid_events_are_skipped(tmp_path, capsys):
     (tmp_path / "events.jsonl").write_bytes(b"\n".join([NESTED, b"[]", b"5", b'{"event": "end"}', b""]))
     Follower(NodePlan(plan_of(**GIVEN, logs="."), tmp_path, tmp_path / "plan"), 0).run()
     assert [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()] == ["end"]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors.index.json", "trainer_state.json"])
-def test_a_checkpoint_s_json_that_is_nested_is_torn(tmp_path, name):
+def test_checkpoint_with_deeply_nested_json_is_torn(tmp_path, name):
     (tmp_path / name).write_bytes(NESTED)
     assert look(tmp_path / name)[0].torn == "it is not complete JSON"
 
@@ -298,7 +298,7 @@ def test_a_checkpoint_s_json_that_is_nested_is_torn(tmp_path, name):
 @pytest.mark.parametrize(
     "header", [NESTED, b'{"a": {"data_offsets": [0, 1e999]}}', b'{"a": {"data_offsets": [0, "x"]}}']
 )
-def test_a_header_of_safetensors_that_is_none_is_torn(tmp_path, header):
+def test_safetensors_with_an_invalid_header_is_torn(tmp_path, header):
     (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     assert look(tmp_path / "m.safetensors")[0].torn == "its header is damaged"
 
@@ -310,7 +310,7 @@ def test_a_reader_that_was_killed_leaves_a_path_unread():
 # --- ports -------------------------------------------------------------------------------------------------------
 
 
-def test_a_stranger_that_sends_without_end_is_foreign(monkeypatch):
+def test_endless_sender_is_foreign(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def send():

@@ -1,4 +1,4 @@
-"""The agents' link under attack: strangers at the port, hosts on the way, an agent of the run that lies."""
+"""The agents' link under attack: strangers at the port, hosts on the way, a lying agent of the run."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Run:
         return link
 
     def meet(self, decide=lambda _: {}):
-        """All of them meet: what each got, or what was raised."""
+        """All of them meet; returns each one's decision or exception."""
         results = {}
 
         def one(rank, link):
@@ -80,7 +80,7 @@ class Run:
         return socket.create_connection(("127.0.0.1", self.port), timeout=10, source_address=(source, 0))
 
     def liar(self, real, **hello):
-        """A connection of an agent of this run that says what the test wants; after its welcome."""
+        """A connection of an agent of this run, controlled by the test; after its welcome."""
         sock = self.connect()
         caller = Caller(TOKEN, "r", real)
         sock.sendall(caller.first())
@@ -158,7 +158,7 @@ STRANGE = [
 ]
 
 
-def test_nothing_that_a_stranger_says_ends_the_link(run):
+def test_no_input_of_a_stranger_stops_the_link(run):
     agents = run(2)
     agents.start(0)
     for data in STRANGE:
@@ -189,7 +189,7 @@ def test_every_line_is_refused_by_the_caller(line):
 
 
 @given(st.integers(0, 200), st.integers(1, 255))
-def test_a_changed_byte_of_the_greeting_is_noticed(place, change):
+def test_changed_byte_of_the_handshake_is_detected(place, change):
     caller, host = Caller(TOKEN, "r", 1), Host(TOKEN)
     first = bytearray(caller.first())
     first[place % (len(first) - 1)] ^= change
@@ -240,7 +240,7 @@ def newcomer(address, said=False):
     return made
 
 
-def test_a_full_share_displaces_its_own_and_first_those_that_said_nothing():
+def test_full_address_displaces_its_own_connections_the_silent_ones_first():
     pending = PendingConnections(2, choose=lambda among: among[0])
     talking = [newcomer("10.0.0.1", said=True) for _ in range(SHARE + 1)]
     for one in [*talking, newcomer("10.0.0.2")]:
@@ -255,7 +255,7 @@ def test_a_full_share_displaces_its_own_and_first_those_that_said_nothing():
     assert pending.crowded("10.0.0.2") is pending.crowded("10.0.0.3") is None
 
 
-def test_a_full_room_displaces_one_of_the_address_that_has_most_of_it():
+def test_full_table_displaces_a_connection_of_the_address_with_most():
     pending = PendingConnections(0)
     for number in range(ROOM):
         pending.add(newcomer("10.0.0.9" if number < 3 else f"10.0.1.{number}"))
@@ -286,7 +286,7 @@ def receiver(key=b"k" * 32):
     return connection
 
 
-def test_frames_are_taken_in_their_order_and_once():
+def test_frames_are_accepted_once_and_in_order():
     first, second = frames(Seal(b"k" * 32), b'{"n":1}', b'{"n":2}')
     whole = receiver()
     whole.unread += first + second
@@ -313,7 +313,7 @@ def test_a_frame_of_the_other_direction_or_connection_is_refused():
 
 
 @given(st.data())
-def test_a_changed_stream_of_frames_gives_a_beginning_of_what_was_sent(data):
+def test_changed_stream_of_frames_yields_a_prefix_of_the_sent_frames(data):
     sent = [{"n": number, "m": {"text": "x" * number}} for number in range(4)]
     stream = bytearray(b"".join(frames(Seal(b"k" * 32), *map(encode, sent))))
     at = data.draw(st.integers(0, len(stream) - 1))
@@ -342,7 +342,7 @@ def test_every_payload_is_a_message_or_an_error(payload):
 
 
 class Meddler:
-    """Forwards one agent's connections to rank 0, and adds bytes to the end of what rank 0 has said."""
+    """Forwards one agent's connections to rank 0, and adds bytes after the messages of rank 0."""
 
     def __init__(self, port):
         self._port = port
@@ -376,7 +376,7 @@ class Meddler:
             sock.close()
 
 
-def test_a_stop_that_a_host_on_the_way_injects_is_not_taken(run, capfd):
+def test_stop_injected_by_a_host_on_the_way_is_ignored(run, capfd):
     agents = run(2)
     agents.start(0)
     between = Meddler(agents.port)
@@ -415,7 +415,7 @@ def test_a_changed_byte_of_a_file_is_never_written(tmp_path):
 # --- one connection fails, whatever the reason -------------------------------------------------------------------
 
 
-def test_a_mistake_that_one_connection_shows_ends_that_connection_only(run, monkeypatch, capfd):
+def test_exception_in_one_connection_closes_only_that_connection(run, monkeypatch, capfd):
     agents = run(3)
     for rank in range(3):
         agents.start(rank)
@@ -435,20 +435,20 @@ def test_a_mistake_that_one_connection_shows_ends_that_connection_only(run, monk
     assert "ZeroDivisionError: a mistake" in capfd.readouterr().err
 
 
-def test_an_agent_that_said_goodbye_does_not_connect_again(run):
+def test_agent_does_not_reconnect_after_its_goodbye(run):
     agents = run(2)
     for rank in range(2):
         agents.start(rank)
     assert works(agents)
     spoke = agents.links[1].endpoint
     done = threading.Event()
-    spoke.loop.post(lambda: (spoke._goodbye(), spoke._tick(time.monotonic(), 0.0), done.set()))
+    spoke.loop.post(lambda: (spoke.say_goodbye(), spoke.tick(time.monotonic(), 0.0), done.set()))
     assert done.wait(10)
-    assert spoke._try is None
+    assert spoke.attempt is None
     assert spoke.hub.connection is None
 
 
-# --- an agent of the run that lies -------------------------------------------------------------------------------
+# --- a lying agent of the run ------------------------------------------------------------------------------------
 
 
 CLAIMS = [
@@ -473,7 +473,7 @@ CLAIMS = [
 ]
 
 
-def test_a_claim_that_cannot_be_true_is_refused(run):
+def test_impossible_claim_is_refused(run):
     agents = run(2)
     agents.start(0)
     for hello in CLAIMS:
@@ -572,7 +572,7 @@ def test_impossible_numbers_disturb_no_node(run):
             assert agents.meet() == {0: {}, 2: {}}, frame
 
 
-def test_an_agent_that_floods_is_cut_short_and_the_others_work(run, capfd, monkeypatch):
+def test_flooding_agent_is_limited_and_the_others_work(run, capfd, monkeypatch):
     monkeypatch.setattr("trainer.agent.link.hub.BURST", 1 << 20)
     monkeypatch.setattr("trainer.agent.link.hub.RATE", 1)
     agents = run(3)
@@ -604,8 +604,7 @@ def test_a_message_of_too_many_values_is_not_parsed(run):
     stream = agents.liar(1)
     payload = memoryview(b'{"n":1,"m":{"kind":"x","l":[' + b"{}," * (1 << 20) + b"{}]}}")
     with stream.sock:
-        stream._send(stream._session.sent.head(payload))
-        stream._send(payload)
+        stream.write(payload)
         assert ended(stream.sock)
     agents.start(1)
     assert works(agents)
@@ -629,7 +628,7 @@ def test_a_rank_has_a_limited_number_of_connections_for_files(run, monkeypatch):
 OUTSIDE = ["../secret", "/etc/passwd", "a/../../secret", "\ud800", "a\0b", "x" * 5000, [], {}, 1]
 
 
-def test_files_outside_the_shared_folder_are_not_given(run, tmp_path):
+def test_files_outside_the_shared_folder_are_not_sent(run, tmp_path):
     agents = run(2)
     agents.start(0)
     (tmp_path / "secret").write_bytes(b"secret")
@@ -644,17 +643,18 @@ def test_files_outside_the_shared_folder_are_not_given(run, tmp_path):
         assert stream.hear()["size"] == 6
 
 
-def test_an_answer_of_rank_0_that_is_none_ends_the_meeting_with_a_reason(run):
+def test_invalid_decision_of_rank_0_ends_the_meeting_with_a_reason(run, monkeypatch):
     agents = run(2)
     agents.start(0)
     agents.start(1)
     meeting = agents.links[1].meeting
-    meeting._spoke.tell = lambda _: meeting.take("_answer", {"number": 1, "decision": "none"})
+    answer = {"number": 1, "decision": "none"}
+    monkeypatch.setattr(agents.links[1].endpoint, "tell", lambda _: meeting.take("_answer", answer))
     with pytest.raises(LinkError, match=r"n0 \(rank 0\) sent an invalid decision"):
         meeting.meet({}, lambda _: {}, time.monotonic() + 5, lambda: True)
 
 
-def test_a_frame_says_its_length_before_it_is_kept():
+def test_too_long_frame_is_refused_by_its_header():
     one = receiver()
     one.limit = 4096
     one.unread += b"\x7f\xff\xff\xff" + bytes(HEAD)

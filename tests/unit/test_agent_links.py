@@ -1,4 +1,4 @@
-"""The agents' link over 127.0.0.1: who belongs, what is relayed, and what each kind of silence means."""
+"""The agents' link over 127.0.0.1: membership, relayed messages, and the kinds of silence."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOKEN = "0123456789abcdef" * 4
 
 PATIENCE = 60.0  # seconds for what takes milliseconds: only a mistake takes so long, however busy the machine
 
-# An agent of its own: meets, says so, and lives until its stdin ends. Its heartbeats come quickly.
+# A separate agent: meets, prints that, and runs until its stdin ends. Its heartbeats are quick.
 CHILD = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -137,7 +137,7 @@ class Clock:
     With every step each link has heard what the others had sent and has looked at the clock before the next step.
     """
 
-    STEP = 0.3  # more than a tick, and less than what a link takes for a stop of its own process
+    STEP = 0.3  # more than a tick, and less than a link counts as a stop of its own process
 
     def __init__(self):
         self._stopped_at = None
@@ -218,8 +218,8 @@ def kinds(link):
 # --- meeting -----------------------------------------------------------------------------------------------------
 
 
-def test_sixteen_agents_meet_at_once_and_all_get_what_rank_0_decides(cluster, monkeypatch):
-    monkeypatch.setattr(links, "LOOK", 600.0)  # nobody who waits looks again: what comes wakes it
+def test_sixteen_agents_meet_at_once_and_all_get_the_decision_of_rank_0(cluster, monkeypatch):
+    monkeypatch.setattr(links, "LOOK", 600.0)  # waiting threads do not poll: a message wakes them
     agents = cluster(16)
     asked = []
     for rank in reversed(range(16)):  # rank 0 comes last
@@ -276,7 +276,7 @@ def test_a_missing_node_is_named_with_the_nodes_that_joined(cluster):
     assert hub.take() == []
 
 
-def test_a_node_that_is_not_ready_is_told_from_one_that_has_not_come(cluster):
+def test_unready_node_is_distinguished_from_a_missing_one(cluster):
     agents = cluster(2)
     hub = agents.start(0)
     agents.start(1)
@@ -285,7 +285,7 @@ def test_a_node_that_is_not_ready_is_told_from_one_that_has_not_come(cluster):
         hub.meet({}, lambda _: {}, 0.1)
 
 
-def test_a_client_says_why_it_cannot_connect(cluster):
+def test_client_reports_why_it_cannot_connect(cluster):
     agents = cluster(2)
     link = agents.start(1)
     eventually(lambda: link.endpoint.why)
@@ -299,7 +299,7 @@ def test_rank_0_on_the_wrong_machine(cluster):
         agents.start(0, host="192.0.2.1")
 
 
-def test_giving_up_keeps_nobody_waiting_and_the_next_meeting_works(cluster):
+def test_cancelled_meeting_blocks_no_agent_and_the_next_one_works(cluster):
     agents = cluster(3)
     hub, other = agents.start(0), agents.start(1)
     with pytest.raises(LinkError, match="cancelled"):
@@ -317,7 +317,7 @@ def test_giving_up_keeps_nobody_waiting_and_the_next_meeting_works(cluster):
     assert agents.meet(lambda offers: {"ok": len(offers)}) == {rank: {"ok": 3} for rank in range(3)}
 
 
-def test_what_decide_raises_ends_the_meeting_everywhere(cluster):
+def test_exception_of_decide_ends_the_meeting_on_all_nodes(cluster):
     agents = cluster(2)
     for rank in range(2):
         agents.start(rank)
@@ -386,7 +386,7 @@ def test_garbage_and_half_open_connections_are_dropped_and_do_not_disturb(cluste
             newcomer.deadline = 0.0
         callers[-4].settimeout(PATIENCE)
         with contextlib.suppress(ConnectionResetError):
-            while callers[-4].recv(100):  # it said nothing for too long
+            while callers[-4].recv(100):  # it was silent for too long
                 pass
     finally:
         for caller in callers:
@@ -394,7 +394,7 @@ def test_garbage_and_half_open_connections_are_dropped_and_do_not_disturb(cluste
     assert hub.take() == []
 
 
-def test_the_token_is_proved_by_both_and_never_said():
+def test_both_sides_prove_the_token_without_sending_it():
     caller, host = Caller(TOKEN, "r1", 1), Host(TOKEN)
     first = caller.first()
     second = host.take(first)
@@ -408,9 +408,9 @@ def test_the_token_is_proved_by_both_and_never_said():
         admitted({"refused": "no"})
 
 
-def test_a_proof_holds_for_what_was_said_only():
+def test_proof_is_valid_only_for_its_transcript():
     caller, host = Caller(TOKEN, "r1", 1), Host(TOKEN)
-    answer = host.take(caller.first().replace(b" r1 1 ", b" r1 2 "))  # somebody between them changes the rank
+    answer = host.take(caller.first().replace(b" r1 1 ", b" r1 2 "))  # a host between them changes the rank
     with pytest.raises(UnknownPeerError, match="does not know this run's token"):
         caller.take(answer)
     with pytest.raises(UnknownPeerError, match="does not know this run's token"):
@@ -419,7 +419,7 @@ def test_a_proof_holds_for_what_was_said_only():
 
 
 @pytest.mark.parametrize("line", [b"x\n", b"[]\n", b'{"link": 1}\n', b"\xff\n", b"[" * 500, b"x" * 9000])
-def test_what_is_no_line_of_the_greeting_is_refused(line):
+def test_invalid_line_of_the_handshake_is_refused(line):
     with _connected(512) as (connection, other), contextlib.closing(other):
         other.sendall(line)
         connection.fill()
@@ -428,7 +428,7 @@ def test_what_is_no_line_of_the_greeting_is_refused(line):
 
 
 @pytest.mark.parametrize("payload", [b"x", b"[]", b'"a"', b"\xff", b"[" * 5000, b"[" + b"{}," * (1 << 20) + b"{}]"])
-def test_what_is_no_message_is_refused(payload):
+def test_invalid_message_is_refused(payload):
     with pytest.raises(InvalidMessageError, match="sent a message that"):
         parse(payload)
 
@@ -465,7 +465,7 @@ def test_a_failure_reaches_all_others_at_once_with_its_sender(cluster, clock):
     for rank in (1, 2, 3, 4):
         message = coming(agents.links[rank], "stop")
         assert message == {"kind": "stop", "save": True, "who": "x", "node": "n0", "rank": 0}
-    assert agents.links[2].take() == []  # what it told does not come back
+    assert agents.links[2].take() == []  # its own messages are not sent back
 
 
 def test_a_sender_cannot_speak_for_another(cluster):
@@ -478,7 +478,7 @@ def test_a_sender_cannot_speak_for_another(cluster):
     assert (message["node"], message["rank"]) == ("n1", 1)
 
 
-def test_large_messages_come_whole_and_in_order(cluster):
+def test_large_messages_arrive_complete_and_in_order(cluster):
     agents = cluster(3)
     for rank in range(3):
         agents.start(rank)
@@ -490,7 +490,7 @@ def test_large_messages_come_whole_and_in_order(cluster):
         assert (message["number"], len(message["text"])) == (number, 3 << 20)
 
 
-def test_what_was_told_last_arrives_and_a_goodbye_is_no_failure(cluster, clock):
+def test_last_message_arrives_and_a_goodbye_is_no_failure(cluster, clock):
     agents = cluster(3, lost_after=3.0)
     for rank in range(3):
         agents.start(rank)
@@ -504,7 +504,7 @@ def test_what_was_told_last_arrives_and_a_goodbye_is_no_failure(cluster, clock):
     assert kinds(agents.links[2]) == []
 
 
-def test_too_much_for_one_that_does_not_listen_is_dropped_and_the_first_kept():
+def test_full_queue_keeps_the_first_messages_and_drops_later_ones():
     peer = Peer(1, "n1")
     assert peer.tell(encode({"kind": "failed"}))
     while peer.tell(encode({"kind": "stacks", "text": "x" * (1 << 20)})):
@@ -535,7 +535,7 @@ def test_a_killed_agent_is_reported_to_all_within_seconds(cluster, clock):
     assert coming(here[1], "gone")["node"] == "n1"
 
 
-def test_when_rank_0_is_killed_all_others_know(cluster, clock):
+def test_death_of_rank_0_is_reported_to_all_others(cluster, clock):
     agents = cluster(3)
     child = agents.child(0)
     for rank in (1, 2):
@@ -554,7 +554,7 @@ def test_when_rank_0_is_killed_all_others_know(cluster, clock):
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_a_stopped_agent_is_lost_and_comes_back_but_never_gone(cluster, clock, stopped):
+def test_stopped_agent_is_lost_and_back_but_never_gone(cluster, clock, stopped):
     agents = cluster(2, lost_after=3.0)
     here = agents.start(1 - stopped)
     child = agents.child(stopped, lost_after=600.0)
@@ -572,7 +572,7 @@ def test_a_stopped_agent_is_lost_and_comes_back_but_never_gone(cluster, clock, s
     assert kinds(here) == []
     child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-    clock.advance(0.02, here)  # what it sent before
+    clock.advance(0.02, here)  # its earlier messages
     since = peer.heard
     clock.advance(since + 2.9 - clock.monotonic(), here)
     assert kinds(here) == []
@@ -588,7 +588,7 @@ def test_a_stopped_agent_is_lost_and_comes_back_but_never_gone(cluster, clock, s
 
 
 class Proxy:
-    """Forwards to a port, until it is told to hold everything back; keeps accepting."""
+    """Forwards to a port while ``flowing`` is set; keeps accepting."""
 
     def __init__(self, port):
         self.flowing = threading.Event()
@@ -621,7 +621,7 @@ class Proxy:
             target.shutdown(socket.SHUT_WR)
 
     def cut(self):
-        """End every connection, with what is on the way."""
+        """End every connection, and lose the bytes in transit."""
         with self._lock:
             sockets, self._sockets = self._sockets, []
         for sock in sockets:
@@ -649,7 +649,7 @@ def proxy():
         one.close()
 
 
-def test_a_network_that_forwards_nothing_is_lost_and_back_and_nothing_is_lost_on_the_way(cluster, clock, proxy):
+def test_messages_survive_a_network_that_forwards_nothing_for_a_while(cluster, clock, proxy):
     agents = cluster(3, lost_after=3.0)
     between = proxy(agents.link["port"])
     agents.start(0)
@@ -681,7 +681,7 @@ def test_a_network_that_forwards_nothing_is_lost_and_back_and_nothing_is_lost_on
     assert kinds(agents.links[0]) == []
 
 
-def test_connections_that_are_cut_again_and_again_lose_and_double_nothing(cluster, proxy):
+def test_repeatedly_broken_connections_lose_and_duplicate_no_message(cluster, proxy):
     agents = cluster(2)
     between = proxy(agents.link["port"])
     agents.start(0)
@@ -716,7 +716,7 @@ def test_a_delayed_agent_blames_no_node(cluster, clock):
 
 
 @pytest.mark.parametrize("dead", [0, 1])
-def test_another_process_speaks_for_an_agent_that_was_killed(cluster, dead):
+def test_another_process_reports_the_end_of_a_killed_agent(cluster, dead):
     agents = cluster(3)
     for rank in {0, 1, 2} - {dead}:
         agents.start(rank)
@@ -749,7 +749,7 @@ def test_idle_agents_cost_next_to_nothing(cluster):
         selector = agents.start(rank).endpoint.loop.selector
         selector.select = lambda left, select=selector.select: rounds.append(1) or select(left)
     agents.meet()
-    time.sleep(0.5)  # what was to be acknowledged
+    time.sleep(0.5)  # the messages to acknowledge
     rounds.clear()
     began = time.monotonic()
     time.sleep(1.5)

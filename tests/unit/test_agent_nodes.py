@@ -1,4 +1,4 @@
-"""Agents of several nodes, joined by their link: what happens to one happens to all, and all tell the same end."""
+"""Agents of several nodes, joined by their link: a failure of one stops all, and all report the same end."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Runs:
     def wait_gone(self):
         """Until no process of the run is left on any node; the agents may still talk about it.
 
-        By itself nothing of it would end for ten minutes, nor would an agent miss one that is silent (``lost_after``).
+        Undisturbed, none of it would end for ten minutes, nor would an agent report a silent one (``lost_after``).
         """
         eventually(lambda: not any(part.left() for part in self.parts))
 
     def wait_end(self, seconds=60.0):
-        """The end that all nodes tell."""
+        """The end that all nodes report."""
         ends = [part.wait_end(seconds) for part in self.parts]
         for end in ends:
             del end["time"], end["step"]
@@ -81,7 +81,7 @@ def test_all_finish(runs):
         assert part.state()["world_size"] == COUNT
 
 
-def test_one_that_finishes_waits_for_the_others(runs):
+def test_finished_node_waits_for_the_others(runs):
     runs.plan(
         "import os, time\nif os.environ['CLUSTERCTL_NODE'] != 'n0':\n while not os.path.exists('go'): time.sleep(.01)"
     )
@@ -100,7 +100,7 @@ def test_a_rank_is_killed(runs, victim):
     runs.wait_gone()
     why = runs.wait_end()["why"]
     assert why["node"] == f"n{victim}"
-    # Within two seconds of its start a rank is not yet known as one; then its launcher tells.
+    # In its first two seconds a rank is not yet known as one; then its launcher's output names it.
     assert (why["rank"], why["text"]) in [
         (rank, f"rank {rank} was killed by SIGKILL"),
         (None, "the command exited with code 1"),
@@ -139,7 +139,7 @@ def test_both_processes_of_an_agent_are_killed(runs, victim):
 
 
 @pytest.mark.parametrize("asked", [0, 2])
-def test_a_stop_of_one_stops_all(runs, asked):
+def test_stop_on_one_node_stops_all(runs, asked):
     runs.launch().wait_ready()
     assert runs.parts[asked].do("stop", "--who", "alice")["state"] == "stopped"
     end = runs.wait_end()
@@ -148,7 +148,7 @@ def test_a_stop_of_one_stops_all(runs, asked):
         assert any(event.get("text") == "alice requested a stop" for event in part.events())
 
 
-def test_a_stop_of_all_at_once(runs):
+def test_stop_on_all_nodes_at_once(runs):
     runs.launch().wait_ready()
     stops = [subprocess.Popen(part.command("stop"), stdout=subprocess.PIPE) for part in runs.parts]
     for each in stops:
@@ -158,7 +158,7 @@ def test_a_stop_of_all_at_once(runs):
 
 
 def test_a_stop_that_saves_waits_for_all_nodes(runs):
-    """A checkpoint counts when all nodes together have the whole of it."""
+    """A checkpoint is usable if all nodes together have every file of it."""
     code = """
 import signal, threading, time
 asked = threading.Event()
@@ -180,7 +180,7 @@ save(4, rank=rank, weights=rank == 0)
         assert (end["state"], end["saved"], end["step"]) == ("stopped", True, 4)
 
 
-def test_a_node_that_does_not_come(runs):
+def test_missing_node(runs):
     *here, missing = runs.parts
     for part in here:
         part.launch(first=part.rank, **runs.shared).begin()
@@ -191,7 +191,7 @@ def test_a_node_that_does_not_come(runs):
     missing.path.write_text("{}")
 
 
-def test_a_port_of_the_link_that_is_taken(runs):
+def test_link_port_in_use(runs):
     import socket
 
     with socket.create_server(("127.0.0.1", runs.shared["link"]["port"])):
@@ -199,21 +199,21 @@ def test_a_port_of_the_link_that_is_taken(runs):
         assert "cannot listen" in runs.parts[0].wait_end()["why"]["text"]
 
 
-# An agent whose link makes a mistake once the file "break" is there.
+# An agent whose link raises an exception once the file "break" exists.
 BREAKS = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from trainer.agent.commands import start
 from trainer.agent.link.spoke import Spoke
 from trainer.agent.node_plan import load
-more = Spoke._more
-Spoke._more = lambda *given: 1 / 0 if os.path.exists("break") else more(*given)
+tick = Spoke.tick
+Spoke.tick = lambda *given: 1 / 0 if os.path.exists("break") else tick(*given)
 sys.exit(start.run(load(sys.argv[2])))
 """
 
 
-def test_a_link_that_fails_by_a_mistake_ends_the_run(runs):
-    """The node says so itself, at once, and waits for nobody; the others see its agent go."""
+def test_exception_in_the_link_fails_the_run(runs):
+    """The node reports it at once and waits for no other; the others see its agent exit."""
     first, other, broken = runs.parts
     for part in runs.parts:
         part.launch(1, first=part.rank, **runs.shared)
@@ -232,15 +232,15 @@ def test_a_link_that_fails_by_a_mistake_ends_the_run(runs):
 
 
 def test_two_nodes_fail_at_once(runs):
-    """Whatever each of them sees first, all tell the same."""
+    """All report the same reason, independent of what each sees first."""
     runs.plan("import os, sys, time\nwhile not os.path.exists('../go'): time.sleep(.002)\nsys.exit(5)")
     eventually(lambda: all(part.state().get("state") == "running" for part in runs.parts))
     (runs.parts[0].folder.parent / "go").touch()
     assert runs.wait_end()["why"]["text"] == "the command exited with code 5"
 
 
-def test_restarts_of_all_from_a_checkpoint_that_not_all_have(runs):
-    """Rank 0's node holds the weights; what the others lack of the checkpoint is copied to them first."""
+def test_all_nodes_restart_from_a_checkpoint_that_some_lack(runs):
+    """Rank 0's node has the weights; missing files of the checkpoint are copied to the others first."""
     code = """
 node = os.environ["CLUSTERCTL_NODE"]
 if "resume" in sys.argv[-1]:
@@ -265,7 +265,7 @@ sys.exit(1 if node == "n1" else __import__("time").sleep(600))
     assert len(ports) == 2
 
 
-def test_a_restart_is_not_made_without_a_node(runs):
+def test_no_restart_without_a_node(runs):
     runs.launch(restarts=5, backoff=0.1).wait_ready()
     victim = runs.parts[1]
     for key in ("guard", "pid"):

@@ -44,7 +44,7 @@ LINES = [
 
 
 @pytest.mark.parametrize(("text", "phase"), LINES)
-def test_what_a_line_announces(text, phase):
+def test_phases_announced_by_lines(text, phase):
     assert phases.announced(text) == phase
 
 
@@ -90,12 +90,12 @@ def test_reading_the_configuration_again_while_saving_is_not_loading():
     assert said("Training completed. Do not forget", again).current == "finishing"
 
 
-def test_a_script_may_say_any_phase_at_any_time():
+def test_script_may_announce_any_phase_at_any_time():
     assert said("clusterctl: phase training", "clusterctl: phase loading").current == "loading"
 
 
-def test_a_step_ends_an_evaluation_but_not_at_once():
-    """The progress of step 10 is written before the evaluation begins, and read after it."""
+def test_step_ends_an_evaluation_after_a_delay():
+    """The progress of step 10 is written before the evaluation starts, and read after it."""
     for late, phase in [(0.0, "evaluating"), (1.9, "evaluating"), (2.0, "training"), (900.0, "training")]:
         known = said("***** Running training *****", "***** Running Evaluation *****")
         known.progress({"step": 10, "total": 100}, 10.0 + late)
@@ -107,7 +107,7 @@ def test_the_end_of_an_evaluation():
     assert known.current == "training"
 
 
-def test_a_step_begins_training_without_a_word():
+def test_step_starts_training_without_an_announcement():
     known = phases.Phases()
     known.progress({"step": 1, "total": 9}, 0.5)
     assert (known.current, known.spoken) == ("training", False)
@@ -121,7 +121,7 @@ def test_the_last_step_finishes():
     assert (known.current, known.finished) == ("finishing", True)
 
 
-def test_a_step_is_not_the_last_unless_it_is_said():
+def test_step_is_the_last_only_if_the_total_is_known():
     known = phases.Phases()
     known.step(1.0)
     assert (known.current, known.finished) == ("training", False)
@@ -134,7 +134,7 @@ def test_the_evaluation_after_the_last_step_ends_in_finishing():
     assert known.current == "finishing"
 
 
-def test_who_announces_training():
+def test_lines_that_announce_training():
     assert said("***** Running training *****").spoken
     assert said("clusterctl: phase training").spoken
     assert not said("***** Running Evaluation *****").spoken

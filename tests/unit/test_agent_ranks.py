@@ -1,4 +1,4 @@
-"""Ranks that the agent starts itself, without a launcher: what they get, and how they end."""
+"""Ranks that the agent starts itself, without a launcher: their environment and their end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ names = "RANK LOCAL_RANK WORLD_SIZE MASTER_PORT".split()
 print(json.dumps({name: os.environ[name] for name in names}))
 print("to stderr", os.environ["RANK"], file=sys.stderr)
 """
-# Rank 1 ends in the way that its argument says, when all ranks are there; the others wait.
+# Rank 1 exits as its argument defines, after all ranks have started; the others wait.
 ENDS = (
     RANK.replace("time.sleep(600)", "")
     + """
@@ -77,7 +77,7 @@ def test_each_rank_gets_its_numbers_and_its_logs(run):
     ("how", "rc", "number", "text"),
     [("3", 3, None, "rank 1 exited with code 3"), ("kill", None, "SIGKILL", "rank 1 was killed by SIGKILL")],
 )
-def test_a_rank_that_ends_badly_ends_the_others(run, how, rc, number, text):
+def test_failed_rank_stops_the_others(run, how, rc, number, text):
     run.start(ENDS, how, **ranks(processes=3))
     wait(run, 3)
     (run.folder / "go").touch()
@@ -87,7 +87,7 @@ def test_a_rank_that_ends_badly_ends_the_others(run, how, rc, number, text):
     assert run.left() == []
 
 
-def test_a_rank_that_ends_well_leaves_the_others_alone(run):
+def test_finished_rank_does_not_stop_the_others(run):
     run.start(ENDS, "0", **ranks())
     wait(run, 2)
     (run.folder / "go").touch()
@@ -97,7 +97,7 @@ def test_a_rank_that_ends_well_leaves_the_others_alone(run):
     assert (said["left"], said["state"]) == ([], "stopped")
 
 
-def test_a_stop_ends_every_rank(run):
+def test_stop_ends_every_rank(run):
     run.start(RANK, **ranks(processes=3))
     wait(run, 3)
     said = run.do("stop")
@@ -145,7 +145,7 @@ def test_a_command_that_cannot_be_started(run):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_is_killed_ends_the_run_on_all_nodes(tmp_path, rank):
+def test_killed_rank_fails_the_run_on_all_nodes(tmp_path, rank):
     parts, shared = nodes(tmp_path, 2)
     try:
         for part in parts:

@@ -1,4 +1,4 @@
-"""Samples of what a run uses, from recorded and from living sources."""
+"""Samples of a run's resources, from recorded and from living sources."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def listen():
 # --- GPUs ----------------------------------------------------------------------------------------
 
 
-def test_what_nvidia_smi_says(listen):
+def test_output_of_nvidia_smi(listen):
     known = listen(*speaking(f"print({ANSWER!r}, flush=True); import signal; signal.pause()"))
     found = []
 
@@ -68,7 +68,7 @@ def test_what_nvidia_smi_says(listen):
     assert found[1] == {**FIRST, "index": 1, "use": 0, "memory": 4 << 20, "power": None, "temperature": 33}
 
 
-def test_the_latest_counts_and_the_old_is_forgotten(listen, tmp_path):
+def test_newest_line_is_used_and_an_old_one_expires(listen, tmp_path):
     said = tmp_path / "said"
     said.write_text("0, 1, 1, 1, 1, 1\n")
     known = listen("/bin/sh", "-c", f"cat {said}; exec sleep 600")
@@ -90,7 +90,7 @@ def test_a_line_comes_in_two_parts(listen, tmp_path):
     assert known.look(2.0) == [FIRST]
 
 
-def test_one_that_hangs_costs_no_time(listen):
+def test_hanging_nvidia_smi_delays_nothing(listen):
     known = listen("/bin/sh", "-c", "exec sleep 600")
     assert known.look(0.0) is None
     child = known.pid
@@ -98,10 +98,10 @@ def test_one_that_hangs_costs_no_time(listen):
     assert known.pid == child
     assert known.look(30.1) is None
     assert known.pid is None
-    assert os.waitpid(child, 0)[1] == 9  # it had not ended by itself: nothing waited for it
+    assert os.waitpid(child, 0)[1] == 9  # it was killed: nothing waited for it
 
 
-def test_one_that_ends_is_begun_again_but_not_at_once(listen):
+def test_exited_nvidia_smi_is_started_again_later(listen):
     known = listen("/bin/sh", "-c", "exit 9")
     known.look(0.0)
     first = known.pid
@@ -122,7 +122,7 @@ def test_without_nvidia_smi(listen):
 @pytest.mark.parametrize(
     "line", ["", "No devices were found", "NVIDIA-SMI has failed because, it, could, not, say, why"]
 )
-def test_what_is_no_answer(line):
+def test_invalid_lines_are_ignored(line):
     assert gpus.gpu(line) is None
 
 
@@ -200,7 +200,7 @@ def test_a_counter_that_restarts(machine):
     assert (sample["network"], sample["infiniband"]) == ({}, {})
 
 
-def test_an_interface_and_a_port_that_appear_and_go(machine):
+def test_interface_and_port_that_appear_and_disappear(machine):
     machine.sample()
     (machine.proc / "net/dev").write_text("\n\n  ib0: 1 2 3 4 5 6 7 8 9 0\n")
     (machine.counters / "port_rcv_data").unlink()
@@ -208,7 +208,7 @@ def test_an_interface_and_a_port_that_appear_and_go(machine):
     assert (sample["network"], sample["infiniband"]) == ({}, {})
 
 
-def test_a_machine_that_tells_nothing(tmp_path):
+def test_machine_without_counters(tmp_path):
     nowhere = str(tmp_path / "none")
     sampler = samples.Sampler(0, nowhere, gpus.Gpus(("/nonexistent",)), proc=nowhere, sys=nowhere)
     assert set(sampler.sample({})) - {"load"} == {"time", "rss"}
@@ -217,7 +217,7 @@ def test_a_machine_that_tells_nothing(tmp_path):
 
 def test_processor_time_of_ranks(machine, monkeypatch):
     ranks = {100: 0, 101: 0, 200: 1}
-    monkeypatch.setattr(machine.sampler._ranks, "rank", lambda pid, _: ranks.get(pid))
+    monkeypatch.setattr(samples.Proc, "rank", lambda _self, pid, _: ranks.get(pid))
 
     def members(*ticks):
         return {pid: Stat("R", 1, "5", used) for pid, used in zip((100, 101, 200, 300), ticks, strict=True)}
@@ -242,7 +242,7 @@ def test_memory_of_living_processes(machine):
     assert machine.sample()["rss"] == 0
 
 
-def test_the_samplers_own_child_is_not_the_runs(listen, tmp_path):
+def test_child_of_the_sampler_is_not_a_process_of_the_run(listen, tmp_path):
     known = listen(*speaking(f"print({ANSWER!r}, flush=True); import signal; signal.pause()"))
     sampler = samples.Sampler(0, str(tmp_path), known)
     eventually(lambda: "gpus" in sampler.sample({}))
@@ -292,7 +292,7 @@ def test_a_full_disk(tmp_path):
     assert not samples.append(str(tmp_path / "none" / "metrics.jsonl"), {"a": 1})
 
 
-def test_half_a_line_is_taken_back(tmp_path, monkeypatch):
+def test_partly_written_line_is_removed(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     assert samples.append(str(path), {"a": 1})
     write = os.write

@@ -36,7 +36,7 @@ def test_a_hang_and_its_end_are_reported_once():
 
 
 @pytest.mark.parametrize("what", ["line", "bytes"])
-def test_a_line_or_a_growing_log_breaks_the_silence(what):
+def test_line_or_growing_log_ends_the_silence(what):
     life = trained()
 
     def speak(second):
@@ -46,7 +46,7 @@ def test_a_line_or_a_growing_log_breaks_the_silence(what):
     assert life.wait(1000, speak).found == []
 
 
-def test_a_log_that_does_not_grow_breaks_nothing():
+def test_log_that_does_not_grow_does_not_end_the_silence():
     life = trained()
     assert life.wait(200, lambda _: life.watch.bytes(0, 0, life.now)).kinds == ["no progress"]
 
@@ -60,7 +60,7 @@ def test_reading_and_writing_do_not_hide_a_hang():
     assert life.wait(200, read).kinds == ["no progress"]
 
 
-def test_the_longest_step_so_far_is_borne_twice():
+def test_silence_of_twice_the_longest_step_is_allowed():
     life = trained()
     life.wait(110)
     life.train(1)  # it took 113 s
@@ -101,7 +101,7 @@ def test_a_long_phase_is_no_hang(announcement, lines):
 
 
 @pytest.mark.parametrize("announcement", [EVALUATING, SAVING])
-def test_a_long_phase_with_reading_or_writing_may_last(announcement):
+def test_long_phase_with_disk_activity_is_no_hang(announcement):
     life = trained().say(announcement)
 
     def write(_):
@@ -140,7 +140,7 @@ def test_six_steps_make_a_pace():
     assert Life().say(RUNNING).train(6).wait(122).kinds == ["no progress"]
 
 
-def test_a_run_that_says_nothing_and_does_nothing():
+def test_run_without_output_and_without_activity_is_a_hang():
     assert Life().wait(1790).found == []
     assert Life().wait(1820).kinds == ["no progress"]
 
@@ -193,7 +193,7 @@ def test_steps_in_both_lines_and_events_are_counted_once():
 
 
 @pytest.mark.parametrize("words", ["clusterctl: phase training", "***** Running training *****"])
-def test_lines_of_deepspeed_make_a_pace_only_where_the_script_says_its_phases(words):
+def test_lines_of_deepspeed_make_a_pace_only_if_the_script_announces_phases(words):
     life = Life().say(words)
     for step in range(10):
         life.wait(3).say(f"[Rank 0] step={step}, skipped=0, lr=[0.1], mom=[0.9]")
@@ -253,7 +253,7 @@ def test_only_node_rank_0_judges_progress():
     assert life.wait(10).kinds == ["stopped"]
 
 
-def test_an_agent_that_was_held_up_finds_no_hang():
+def test_delayed_agent_finds_no_hang():
     life = trained()
     life.proc.set(103, state="T")
     life.wait(3)

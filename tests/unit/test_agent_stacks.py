@@ -36,7 +36,7 @@ def in_python(*frames):
 REDUCING = in_python("all_reduce (torch/distributed/distributed_c10d.py:3252)", "wrapper (x.py:1)", "train (job.py:20)")
 BACKWARD = in_python("_engine_run_backward (torch/autograd/graph.py:829)", "backward (torch/_tensor.py:5)")
 LOADING = in_python("__getitem__ (job.py:8)", "fetch (torch/utils/data/_utils/fetch.py:54)")
-READING = in_python("item_of (job.py:33)", "train (job.py:20)")  # waits for the GPU, which nobody can see
+READING = in_python("item_of (job.py:33)", "train (job.py:20)")  # waits for the GPU, which no stack shows
 
 
 # --- the odd one ---------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def test_a_stopped_rank_is_always_the_odd_one():
         ([], []),
     ],
 )
-def test_who_is_odd(texts, odd):
+def test_odd_rank_is_found(texts, odd):
     assert stacks.odd(dict(enumerate(texts))) == odd
 
 
@@ -112,7 +112,7 @@ def test_pids_and_addresses_do_not_make_a_difference():
     assert frames[2][-1] == ("<module>", "ranks.py", "20")
 
 
-def test_faulthandler_tells_the_main_thread_though_it_comes_last():
+def test_frames_of_faulthandler_are_those_of_the_main_thread():
     texts = recorded("faulthandler-3")
     assert stacks.frames(texts[0])[0] == ("_pre_forward", "torch/nn/parallel/distributed.py", "1775")
     assert stacks.frames(texts[2])[0] == ("select", "selectors.py", "415")
@@ -133,11 +133,11 @@ def test_faulthandler_tells_the_main_thread_though_it_comes_last():
         ("__next__ (torch/utils/data/dataloader.py:725)", False),
     ],
 )
-def test_what_is_a_collective(frame, waits):
+def test_collectives_are_recognised(frame, waits):
     assert stacks.waits(stacks.frames(in_python(frame))) is waits
 
 
-def test_only_the_innermost_frames_tell():
+def test_only_innermost_frames_are_compared():
     """A loader that is called from a wrapper of torch.distributed is no collective."""
     text = in_python("read (a.py:1)", "next (b.py:1)", "c (c.py:1)", "forward (torch/nn/parallel/distributed.py:1)")
     assert not stacks.waits(stacks.frames(text))
@@ -175,7 +175,7 @@ def script(path, text):
     return path
 
 
-def test_py_spy_of_the_release_is_asked(tmp_path, ranks):
+def test_py_spy_of_the_release_is_used(tmp_path, ranks):
     spy = script(tmp_path / "bin" / "py-spy", 'echo "Thread 1 (idle): \\"MainThread\\""; echo "    f (a.py:$3)"\n')
     assert stacks.program(str(tmp_path)) == str(spy)
     found = stacks.collect(members(ranks), 0, str(tmp_path))
@@ -184,7 +184,7 @@ def test_py_spy_of_the_release_is_asked(tmp_path, ranks):
     assert stacks.frames(found[5]) == [("f", "a.py", str(ranks[1].pid))]
 
 
-def test_a_py_spy_that_cannot_pause_is_asked_again_without(tmp_path, ranks):
+def test_py_spy_that_cannot_pause_runs_again_without_pausing(tmp_path, ranks):
     text = '[ "$2" = --nonblocking ] || exit 1\necho "Thread 1 (idle)"; echo "    f (a.py:1)"\n'
     script(tmp_path / "bin" / "py-spy", text)
     found = stacks.collect(members(ranks), 0, str(tmp_path))
@@ -202,7 +202,7 @@ def test_a_py_spy_that_hangs_is_not_waited_for(tmp_path, ranks, monkeypatch):
     assert not any(stacks.frames(text) for text in found.values())
 
 
-def test_without_py_spy_proc_tells(ranks, monkeypatch):
+def test_without_py_spy_stacks_come_from_proc(ranks, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     found = stacks.collect(members(ranks), 0, "")
     assert all(line.startswith("pid ") for line in (text.splitlines()[0] for text in found.values()))

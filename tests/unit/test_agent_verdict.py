@@ -1,4 +1,4 @@
-"""Who failed first, as the agents decide it: what was killed comes before those that NCCL ends for it."""
+"""The first failure, as agents decide it: a killed rank comes before those that NCCL aborts for it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def rank():
 
 
 def shown_as(monkeypatch, pid, **changes):
-    """What /proc says of one process, but for some fields."""
+    """The state of one process from /proc, except some fields."""
     true = proc.stat_of
 
     def stat_of(asked):
@@ -65,14 +65,14 @@ def shown_as(monkeypatch, pid, **changes):
     monkeypatch.setattr(tracker, "stat_of", stat_of)
 
 
-def test_a_rank_is_dead_when_its_end_has_begun(rank, monkeypatch):
+def test_exiting_rank_counts_as_dead(rank, monkeypatch):
     seen, process, selector = rank
     assert seen.deaths(selector) == []
     shown_as(monkeypatch, process.pid, leaving=True, status=int(signal.SIGKILL))
     assert seen.deaths(selector) == [tracker.Death(3, process.pid, int(signal.SIGKILL))]
 
 
-def test_how_it_ends_is_waited_for_where_it_is_not_known(rank, monkeypatch):
+def test_unknown_exit_status_is_waited_for(rank, monkeypatch):
     seen, process, selector = rank
     shown_as(monkeypatch, process.pid, leaving=True, status=0)
     assert seen.deaths(selector) == []

@@ -122,21 +122,21 @@ def test_a_worker_that_outlives_its_rank_is_not_the_rank():
 @pytest.mark.parametrize(
     "last", [SAVING, EVALUATING, "Training completed. Do not forget", "clusterctl: phase finishing"]
 )
-def test_a_rank_that_ends_before_the_others_do(last):
-    """After the last step, ranks that have nothing to save end by themselves."""
+def test_rank_that_exits_before_the_others(last):
+    """After the last step, ranks that have nothing to save exit."""
     life = trained()
     life.wait(1).say(last)
     del life.proc.table[102]
     assert life.wait(900).found == []
 
 
-def test_a_rank_that_ends_while_steps_go_on():
+def test_rank_that_exits_while_steps_continue():
     life = trained()
     del life.proc.table[102]
     assert life.train(10).found == []
 
 
-def test_a_rank_that_ends_in_a_script_that_tells_nothing():
+def test_rank_that_exits_in_a_script_without_phases():
     life = Life().train(10)
     del life.proc.table[102]
     assert life.wait(100).found == []
@@ -154,13 +154,13 @@ def test_all_ranks_exited_and_restarted_by_the_launcher():
     assert life.wait(10).found[0][1].text.startswith("rank 3 (pid 203)")
 
 
-def test_a_launcher_that_has_ended_too_is_the_supervisors():
+def test_exited_launcher_is_left_to_the_supervisor():
     life = trained()
     del life.proc.table[102], life.proc.table[LAUNCHER]
     assert life.wait(20).found == []
 
 
-def test_a_rank_that_waits_for_a_disk_is_worth_a_notice():
+def test_rank_that_waits_for_a_disk_gives_a_notice():
     life = trained()
     life.proc.set(101, state="D")
     life.train(19)

@@ -131,12 +131,12 @@ def test_the_four_paths_are_checked():
         assert (ROOT / template).is_file(), template
 
 
-def test_model_and_errors_import_nothing_of_ours():
+def test_model_and_errors_import_no_other_module():
     for name in ("model", "errors"):
         assert not tops(ROOT / "provision" / f"{name}.py") & {"provision", "trainer"}
 
 
-LENT = {"trainer.ds_config", "trainer.plan", "trainer.reader"}  # pure, and also programs of their own
+LENT = {"trainer.ds_config", "trainer.plan", "trainer.reader"}  # pure, and also separate programs
 
 
 def lent_part(name: str) -> str:
@@ -175,7 +175,7 @@ SHOWS = {
 
 
 def test_one_place_runs_and_shows_stages():
-    """A task calls its session: it neither emits the start and end of a stage nor fans out by itself."""
+    """A task calls its session: it neither emits the start and end of a stage nor fans out to nodes."""
     events = {"provision.model.StageStarted", "provision.model.StageFinished"}
     for path in sources("provision"):
         if name_of(path) not in SHOWS | {"env"}:  # env: the packer's, which knows no session, still emits its own
@@ -229,6 +229,54 @@ def test_no_source_file_is_long():
     assert {name: count for name, count in lengths.items() if count > LONGEST} == {}
 
 
+PRIVATE = re.compile(r"_[A-Za-z]\w*")
+PUBLIC = {"_asdict", "_replace", "_exit"}  # of named tuples and ``os``
+IN_TEXT = re.compile(r"\b(?:[A-Z]\w*|(?:provision|trainer)(?:\.\w+)*)\._\w+")  # of a class, or of a module's full name
+SETTERS = {"setattr", "getattr", "delattr", "hasattr", "object"}  # the second argument may be a name
+
+
+def defined(source: ast.AST) -> set[str]:
+    """The private functions, classes, variables and attributes that a file defines."""
+    found = set()
+    for node in ast.walk(source):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+    return {name for name in found if PRIVATE.fullmatch(name)}
+
+
+@functools.cache
+def private_names() -> set[str]:
+    """The private names of ``provision`` and ``trainer``."""
+    names = set().union(*(defined(tree(path)) for path in sources("provision") + sources("trainer")))
+    return names - PUBLIC
+
+
+def private_uses(source: ast.AST, names: set[str]) -> set[str]:
+    """The uses of private names as attributes, in ``setattr`` and its like, in dotted strings and in programs as text.
+
+    A test's own class may have private attributes: ``self._name`` is allowed in a file that defines ``_name``.
+    """
+    own = defined(source)
+    found = set()
+    for node in ast.walk(source):
+        if isinstance(node, ast.Attribute) and node.attr in names:
+            is_own = isinstance(node.value, ast.Name) and node.value.id in {"self", "cls"} and node.attr in own
+            if not is_own:
+                found.add(ast.unparse(node))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {each for each in IN_TEXT.findall(node.value) if each.rpartition(".")[2] in names}
+        elif isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in SETTERS:
+                texts = {each.value for each in node.args[1:2] if isinstance(each, ast.Constant)}
+                found |= texts & names
+    return found
+
+
 def private_imports(source: ast.AST) -> set[str]:
     """The private names that ``from provision... import`` and ``from trainer... import`` bring in."""
     return {
@@ -247,6 +295,22 @@ def test_the_finder_sees_private_imports():
     assert private_imports(ast.parse(source)) == {"provision.x._a", "trainer._y.c"}
 
 
+def test_the_finder_sees_private_uses():
+    source = """
+import provision.x as x
+x._a(), box.part._b.c, self._own, self._a
+monkeypatch.setattr(x, "_a", 1)
+monkeypatch.setattr("provision.x._b", 1)
+PROGRAM = "Spoke._b = None"
+class Own:
+    def _own(self): return row._replace(a=1), "_a", torch._foreign
+"""
+    wanted = {"x._a", "box.part._b", "self._a", "_a", "provision.x._b", "Spoke._b"}
+    assert private_uses(ast.parse(source), {"_a", "_b", "_own"}) == wanted
+
+
 @pytest.mark.parametrize("path", sources("tests"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_tests_import_no_private_names(path):
+def test_tests_use_no_private_names(path):
     assert not private_imports(tree(path))
+    if path.name != Path(__file__).name:  # its texts show such uses
+        assert not private_uses(tree(path), private_names())

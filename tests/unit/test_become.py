@@ -1,7 +1,8 @@
-"""What sudo says becomes a reason, and who gets which bytes on the way to root."""
+"""sudo's messages become reasons, and the bytes that each side gets on the way to root."""
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
@@ -38,7 +39,7 @@ def test_a_refusal_has_a_reason_and_a_hint(said):
 
 
 class Sudoer:
-    """The node's side of a conversation: what it says after each thing that is written."""
+    """The node's side of a conversation: its answer after each write."""
 
     def __init__(self, *answers):
         self.written = []
@@ -46,7 +47,7 @@ class Sudoer:
 
     def talk(self, sudo, user="bob", node="gpu01"):
         escalation = SudoEscalation(Node(node, "10.0.0.1"), user, sudo)
-        token = escalation._marker.pattern.decode().split(":")[1]
+        token = re.search(rb"\bcc_token=(\w+)", escalation.head)[1].decode()
 
         def say():
             for part in self._answers.pop(0) if self._answers else [None]:
@@ -74,7 +75,7 @@ class Typing:
 WANTS = ["sudo: a password is", " required\n", "@ask:\n"]
 
 
-def test_nothing_is_written_where_sudo_wants_nothing():
+def test_no_password_is_written_if_sudo_needs_none():
     node = Sudoer(["Welcome to gpu01\n", "@rea", "dy:\n"])
     assert node.talk(Sudo(None))
     assert node.written == []
@@ -88,7 +89,7 @@ def test_the_password_comes_after_sudo_asked_for_it():
     assert sudo.needed == {"gpu01"}
 
 
-def test_no_password_is_written_where_sudo_has_become_content():
+def test_no_password_is_written_if_sudo_needs_none_any_more():
     node = Sudoer(WANTS, ["@ready:\n"])
     assert node.talk(Sudo(Typing()))
     assert node.written == [b"yes\n"]
@@ -146,7 +147,7 @@ def test_any_line_is_a_password_and_is_only_written(password, caplog):
 
 
 @pytest.mark.parametrize("password", ["", "two\nlines", "one\r", "nul\0"])
-def test_what_is_no_line_is_not_written(password):
+def test_invalid_password_is_not_written(password):
     node = Sudoer(WANTS, ["@prompt:"], ["@ready:\n"])
     with pytest.raises(RootRefused, match="a sudo password is a single line and not empty"):
         node.talk(Sudo(Typing(password)))

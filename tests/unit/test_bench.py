@@ -1,4 +1,4 @@
-"""The benchmarks' arithmetic, what they see of a command, and that no promised figure is left out."""
+"""The benchmarks' arithmetic, their measures of a command, and that no documented figure is missing."""
 
 import io
 import json
@@ -22,7 +22,7 @@ WORDS = {"nodes": 16, "peer_nodes": 4, "large": "3 GiB"}
 
 TOUCH = "b = bytearray({} << 20); b[::4096] = b'x' * len(b[::4096])"  # MiB that are really used
 
-# What was promised: name -> (must, aim, what they speak of).
+# The documented figures: name -> (must, aim, what is judged).
 PROMISED = {
     "pack": (1.3, 1.05, "ratio"),
     "pack-conda-pack": (5, 7, "speedup"),
@@ -37,7 +37,7 @@ PROMISED = {
 }
 
 
-def test_every_figure_that_was_promised_is_there_with_its_limits():
+def test_every_documented_figure_exists_with_its_limits():
     assert {each.name: (each.must, each.aim, each.judged) for each in TARGETS} == PROMISED
 
 
@@ -62,7 +62,7 @@ def test_every_figure_is_explained_in_the_docs():
         ("ours", 1.4, 100.0, 0.014, "no"),
     ],
 )
-def test_what_is_judged(judged, ours, peer, value, verdict):
+def test_ratios_are_judged_by_their_limits(judged, ours, peer, value, verdict):
     figure = Figure("x", "x", judged=judged, must=1.3, aim=1.05)
     measured = Measured(ours, peer)
     assert ratio(figure, measured) == pytest.approx(value)
@@ -77,7 +77,7 @@ def test_a_speedup_is_good_when_it_is_large():
     assert row(figure, Measured(10, 49), WORDS)[1:] == ("10.0 s", "49.0 s", "4.90", ">= 5", ">= 7", "no")
 
 
-def test_what_was_not_measured_is_not_met_and_says_why():
+def test_unmeasured_figure_is_not_met_and_gives_the_reason():
     figure = FIGURES["uplink"]
     missing = Missing("no rehearsal cluster: not root")
     assert met(figure, missing) == "?"
@@ -101,7 +101,7 @@ def test_information_is_not_judged():
         (3e9, "bytes", "3.00 GB"),
     ],
 )
-def test_quantities_are_for_people(value, unit, text):
+def test_quantities_are_readable(value, unit, text):
     assert quantity(value, unit) == text
 
 
@@ -149,7 +149,7 @@ def test_memory_that_is_shared_counts_once():
     assert 80 << 20 < run([sys.executable, "-c", program], memory=True).usage.peak < 120 << 20
 
 
-def test_a_command_that_fails_says_which_and_why(tmp_path):
+def test_failed_command_is_named_with_the_reason(tmp_path):
     with pytest.raises(BenchError, match=r"`sh -c echo so; exit 3` exited 3: so"):
         run(["sh", "-c", "echo so; exit 3"])
     with pytest.raises(BenchError, match="cannot be started"):
@@ -249,7 +249,7 @@ def test_the_cuda_environment_has_a_separate_recipe():
     assert "torch==2.11.0" in cuda_recipe.pins()
 
 
-def test_every_figure_about_nodes_that_was_promised_is_there_and_explained():
+def test_every_documented_figure_about_nodes_exists_and_is_explained():
     import nodes
 
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")

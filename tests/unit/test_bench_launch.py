@@ -1,4 +1,4 @@
-"""What `scripts/bench launch` promises, how it tells the processes of a run apart, and what it types for its peer."""
+"""Figures of `scripts/bench launch`, how it distinguishes the processes of a run, and the command of its peer."""
 
 import argparse
 import re
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN = "20260101-120000-tiny-abcd"
 NAMES = ("node01", "node02")
 
-# What was promised: name -> (must, aim, what they speak of).
+# The documented figures: name -> (must, aim, what is judged).
 PROMISED = {
     "start": (1.5, 0.5, "more"),
     "gate": (5, 2, "ours"),
@@ -35,7 +35,7 @@ PROMISED = {
 }
 
 
-def test_every_figure_that_was_promised_is_there_with_its_limits():
+def test_every_documented_figure_exists_with_its_limits():
     assert {name: (each.must, each.aim, each.judged) for name, each in launch.FIGURES.items()} == PROMISED
 
 
@@ -49,7 +49,7 @@ def test_every_figure_is_explained_in_the_docs():
     assert [name for name in PROMISED if f"| `{name}` |" not in section] == []
 
 
-def test_what_is_killed_without_warning_is_among_the_stops():
+def test_every_killed_process_kind_is_measured():
     said = " ".join(WAYS)
     for what in ("the command", "the guard", "the supervisor", "both", "torchrun", "a rank"):
         assert f"kill -9 of {what}" in said
@@ -63,9 +63,7 @@ def test_parts_are_chosen_by_their_names():
         launch.parse(["--only", "kil"])
 
 
-def test_a_part_that_fails_keeps_no_other_from_being_measured_and_an_interrupt_keeps_what_there_is(
-    monkeypatch, tmp_path
-):
+def test_failed_part_stops_no_other_and_an_interrupt_keeps_the_results(monkeypatch, tmp_path):
     def fails(given, cluster):
         raise BenchError("no rank\non node01")
 
@@ -111,7 +109,7 @@ def test_a_difference_and_a_share_are_judged(judged, ours, peer, verdict):
     assert met(figure, Measured(ours, peer)) == verdict
 
 
-def test_limits_say_what_they_speak_of():
+def test_limits_are_shown_with_their_units():
     assert row(launch.FIGURES["start"], Measured(11.0, 10.0), {"nodes": 16})[4:] == (
         "<= 1.5 s more",
         "<= 0.5 s more",
@@ -151,14 +149,14 @@ def test_other_runs_and_programs_do_not_belong_to_the_run():
     assert classified(7, b"", b"sshd: root", RUN, NAMES) is None
 
 
-def test_only_those_of_a_kind_on_a_node_are_struck():
+def test_only_processes_of_the_given_kind_and_node_are_killed():
     found = [Process(pid, node, kind, "") for pid, node, kind in ((5, "node01", "rank"), (3, "node02", "rank"))]
     assert only(found, "rank", "node02") == found[1:]
     with pytest.raises(BenchError, match="no process to kill"):
         strike(only(found, "agent", "node02"))
 
 
-def test_what_never_goes_is_told_after_the_patience():
+def test_processes_that_do_not_exit_are_returned_after_the_timeout():
     stays = [Process(1, "node01", "rank", "init")]
     took, left = gone(lambda: stays, 0.1)
     assert (left, took > 0.1) == (stays, True)
@@ -194,7 +192,7 @@ def test_the_peer_gets_the_same_command_and_environment_by_hand():
     )
 
 
-def test_lines_are_read_as_they_come(tmp_path):
+def test_lines_are_read_as_they_arrive(tmp_path):
     began = time.time()
     script = "import time; print('one', flush=True); time.sleep(0.3); print('two 2', flush=True); raise SystemExit(3)"
     lines = Lines([sys.executable, "-c", script], cwd=tmp_path)
@@ -218,7 +216,7 @@ def test_lines_are_not_waited_for_forever(tmp_path):
     assert lines.process.returncode == -9
 
 
-def test_the_trainer_says_first_when_it_runs():
+def test_trainer_prints_its_start_first():
     began = time.time()
     argv = [sys.executable, ROOT / "scripts/benchmarks/launch_trainer.py", "2"]
     done = subprocess.run(argv, env={"RANK": "1", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Judging a measured network: bandwidths, slow nodes and links, and what is said about them."""
+"""Judging a measured network: bandwidths, slow nodes and links, and the messages about them."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ M = 1 << 20
         ("all_reduce", 1, 0.0),
     ],
 )
-def test_the_bus_bandwidth_is_that_of_nccls_own_tests(op, world, factor):
+def test_bus_bandwidth_matches_nccl_tests(op, world, factor):
     row = Row(op, 100, world, (1.0, 2.0, 4.0))
     assert bus_factor(op, world) == factor
     assert (row.seconds, row.algbw, row.busbw) == (2.0, 50.0, 50.0 * factor)
@@ -65,7 +65,7 @@ def test_sizes(text, sizes):
 
 
 @pytest.mark.parametrize("text", ["", "8", "8M:", ":8M", "512M:8M", "-8M", "8Q", "17G", "8M;9M", "0M"])
-def test_what_is_no_size_is_refused(text):
+def test_invalid_size_is_refused(text):
     with pytest.raises(UsageError, match="--sizes"):
         parse_sizes(text)
 
@@ -82,7 +82,7 @@ def test_operations():
 
 
 @pytest.mark.parametrize("count", range(2, 18))
-def test_everybody_meets_everybody_once(count):
+def test_each_pair_of_nodes_is_measured_once(count):
     rounds = tournament(count)
     assert sorted(itertools.chain(*rounds)) == list(itertools.combinations(range(count), 2))
     for pairs in rounds:
@@ -172,7 +172,7 @@ def test_the_network_is_what_the_channels_of_all_ranks_go_through():
     assert network_used([]) is None
 
 
-def test_a_reason_leaves_out_stacks_and_chatter():
+def test_reason_omits_stacks_and_log_noise():
     event = {
         "rank": 3,
         "why": "DistBackendError: NCCL error in: x.cpp:3690\nException raised from y at z:1\nframe #0: a",
@@ -184,7 +184,7 @@ def test_a_reason_leaves_out_stacks_and_chatter():
     ]
 
 
-def test_a_stage_tells_who_did_not_come():
+def test_stage_names_the_missing_ranks():
     failed = {"event": "failed", "rank": 0, "why": "Timed out after 120 seconds waiting for clients", "log": []}
     met = [{"event": "met", "rank": rank} for rank in range(2)]
     assert "rank 1 did not reach" in stage([met[0], failed], 2)

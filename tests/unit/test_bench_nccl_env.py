@@ -50,7 +50,7 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_everything_else_stays(name, newline, tmp_path):
+def test_other_lines_are_unchanged(name, newline, tmp_path):
     before, after = (text.replace("\n", newline) for text in FILES[name])
     edited = with_env(before, VALUES)
     assert edited == after
@@ -69,13 +69,13 @@ def test_everything_else_stays(name, newline, tmp_path):
         BASE + "train:\n  env: []\n",
     ],
 )
-def test_what_cannot_be_edited_is_refused_with_the_lines_to_write(text):
+def test_uneditable_file_is_refused_with_the_lines_to_write(text):
     with pytest.raises(UsageError) as refused:
         with_env(text, VALUES)
     assert f"{THREADS}: 4, {CHANNELS}: 8" in refused.value.hint
 
 
-def test_variables_that_go_take_their_lines_along():
+def test_removed_variables_are_deleted_with_their_lines():
     before = BASE + f"train:\n  env:\n    A: 1\n    {SOCKETS}: 2  # old\n    B: 2\n"
     gone = frozenset({SOCKETS, THREADS})
     assert with_env(before, {}, without=gone) == BASE + "train:\n  env:\n    A: 1\n    B: 2\n"
@@ -104,7 +104,7 @@ def found(best, gain):
     return Tuning(1.0, Setting(sockets=2), 2.0, best, 2.0 * gain, ())
 
 
-def test_the_best_settings_take_the_place_of_the_old(inventory, tmp_path):
+def test_best_settings_replace_the_old_ones(inventory, tmp_path):
     tuning = found(Setting(threads=4, channels=8), 1.5)
     assert write_tuning(inventory, tuning)
     real = tmp_path / "real.yaml"

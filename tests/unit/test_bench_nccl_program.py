@@ -14,7 +14,7 @@ import pytest
 
 NETWORK = Path(__file__).resolve().parents[2] / "trainer" / "network"
 
-# A rank that does what the key `do` of its work says, instead of measuring.
+# A rank that does the action in the key `do` of its work, instead of measuring.
 RANK = """
 import json, os, sys, threading, time
 
@@ -42,7 +42,7 @@ def main(events):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts the launcher with these things to do; it is gone at the end of the test."""
+    """Starts the launcher with the given actions; it is stopped at the end of the test."""
     folder = tmp_path / "network"
     shutil.copytree(NETWORK, folder, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "measure.py").write_text(RANK)
@@ -105,7 +105,7 @@ def test_every_rank_gets_its_place_and_a_clean_environment(start):
 @pytest.mark.parametrize(
     ("do", "why"), [("error", "ValueError: it went wrong"), ("kill", "killed by SIGKILL")], ids=["error", "kill"]
 )
-def test_the_first_failure_ends_all(start, do, why):
+def test_first_failure_stops_all_ranks(start, do, why):
     process = start({2: "wait", 3: do})
     said = events(process)
     assert process.wait() == 1
@@ -124,7 +124,7 @@ def first_ranks(process, count):
     return found
 
 
-def test_the_end_of_stdin_ends_all(start):
+def test_end_of_stdin_stops_all_ranks(start):
     process = start({2: "wait", 3: "wait"})
     pids = first_ranks(process, 2)
     process.stdin.close()
@@ -139,14 +139,14 @@ def test_ranks_do_not_outlive_a_killed_launcher(start):
     wait_until_gone(pids)
 
 
-def test_silence_has_an_end(start):
+def test_silent_rank_fails_after_the_timeout(start):
     process = start({2: "wait"}, timeout=-29)
     said = events(process)
     assert [event["rank"] for event in of("failed", said)] == [2]
     assert "no output" in of("failed", said)[0]["why"]
 
 
-def test_the_real_program_says_that_torch_is_missing(start, tmp_path):
+def test_program_reports_a_missing_torch(start, tmp_path):
     if importlib.util.find_spec("torch"):
         pytest.skip("torch is here")
     shutil.copy(NETWORK / "measure.py", tmp_path / "network")

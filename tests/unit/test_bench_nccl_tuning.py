@@ -17,7 +17,7 @@ def test_a_setting_is_its_variables():
 @pytest.mark.parametrize(
     ("setting", "allowed"), [((16, 4), True), ((8, 8), True), ((16, 8), False), ((32, 1), False), ((1, 64), True)]
 )
-def test_what_nccl_allows(setting, allowed):
+def test_settings_that_nccl_allows(setting, allowed):
     assert Setting(*setting).allowed is allowed
 
 
@@ -57,14 +57,14 @@ def test_a_second_search_changes_nothing():
     assert second.gain < 1.05
 
 
-def test_where_nothing_helps_the_search_stops_early_and_keeps_what_there_is():
+def test_search_without_improvement_stops_early_and_keeps_the_settings():
     tuning = search(flat, Setting())
     assert tuning.best == Setting()
     assert len(tuning.tried) < 14
     assert not tuning.worth_it
 
 
-def test_a_lucky_first_measurement_decides_nothing():
+def test_single_good_measurement_decides_nothing():
     seen = {}
 
     def measure(setting):
@@ -76,14 +76,14 @@ def test_a_lucky_first_measurement_decides_nothing():
     assert tuning.default == pytest.approx(0.9e9)
 
 
-def test_settings_that_fail_are_passed_by():
+def test_failed_settings_are_skipped():
     tuning = search(lambda setting: None if setting.channels else two_h200s(setting), Setting())
     assert tuning.best.channels is None
     assert tuning.worth_it
     assert (Setting(tuning.best.threads, tuning.best.sockets, 4), None) in tuning.tried
 
 
-def test_what_is_set_and_does_not_work_is_replaced():
+def test_failing_current_settings_are_replaced():
     tuning = search(lambda setting: None if setting == Setting(channels=1) else flat(setting), Setting(channels=1))
     assert tuning.worth_it
     assert tuning.best == Setting()

@@ -1,4 +1,4 @@
-"""Bounds of numbers: what they allow and how they say it."""
+"""Bounds of numbers: allowed values and messages."""
 
 import math
 
@@ -23,7 +23,7 @@ def test_a_bound_reads_as_a_sentence(bound, text):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("bound", [Bound(), Bound(low=0), EVERY, SHARE, RATE])
-def test_what_is_not_finite_is_never_allowed(bound, value):
+def test_infinite_numbers_are_never_allowed(bound, value):
     assert not bound.allows(value)
 
 

@@ -1,4 +1,4 @@
-"""Which checks run, and what an inventory may say about them."""
+"""Which checks run, and an inventory's options for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def chosen(*only, level=0, off=(), bundle=False):
     return choose(CheckOptions(off=tuple(off)), level=level, only=only, bundle=bundle)
 
 
-def test_without_a_wish_every_passive_check_runs():
+def test_by_default_every_passive_check_runs():
     found = set(chosen())
     assert {"gpu.driver", "net.mtu", "mem.shm"} <= found
     assert "net.ports" not in found or checks.load("net.ports").level == 0
@@ -34,12 +34,12 @@ def test_level_1_and_a_bundle_add_checks():
     assert any(checks.load(each).level == 1 for each in chosen(level=1))
 
 
-def test_a_kind_stands_for_all_its_checks_of_the_level():
+def test_kind_selects_all_its_checks_of_the_level():
     assert set(chosen("gpu")) == {each for each in chosen() if each.startswith("gpu.")}
     assert chosen("gpu.driver", "gpu.mig") == ("gpu.driver", "gpu.mig")
 
 
-def test_a_check_that_is_named_runs_whatever_its_level_and_although_it_is_off():
+def test_named_check_runs_at_any_level_and_even_if_it_is_off():
     deep = next(each for each in checks.ids() if checks.load(each).level == 1)
     assert chosen(deep) == (deep,)
     assert chosen("gpu.driver", off=["gpu.driver"]) == ("gpu.driver",)
@@ -56,13 +56,13 @@ def test_a_check_that_is_named_runs_whatever_its_level_and_although_it_is_off():
         ("a.b", "docs/checks.md"),
     ],
 )
-def test_a_check_that_is_none_is_refused_with_what_may_be_meant(only, hint):
+def test_unknown_check_is_refused_with_a_suggestion(only, hint):
     with pytest.raises(UsageError, match=f"unknown check {only!r}") as refused:
         chosen(only)
     assert hint in refused.value.hint
 
 
-def test_a_check_that_needs_a_bundle_says_so():
+def test_missing_bundle_of_a_check_is_an_error():
     needy = next(each for each in checks.ids() if checks.load(each).bundle)
     with pytest.raises(UsageError, match="needs a bundle") as refused:
         chosen(needy)
@@ -70,12 +70,12 @@ def test_a_check_that_needs_a_bundle_says_so():
     assert chosen(needy, bundle=True) == (needy,)
 
 
-def test_with_everything_off_nothing_is_left():
+def test_with_every_check_off_nothing_runs():
     with pytest.raises(UsageError, match="no check is left"):
         chosen(off=checks.ids())
 
 
-def test_limits_of_the_inventory_stand_over_those_of_the_check():
+def test_limits_of_the_inventory_override_those_of_the_check():
     check = next(each for each in checks.ids() if len(checks.load(each).limits) > 1)
     (first, value), (second, other) = list(checks.load(check).limits.items())[:2]
     found = limits(check, CheckOptions({check: {first: 12345}}))
@@ -118,13 +118,13 @@ def test_the_section_of_an_inventory(tmp_path):
         ("{gpu.driver: {x: 1}}", "checks.gpu.driver.x (line 4): is no threshold of gpu.driver; it has none"),
     ],
 )
-def test_what_an_inventory_may_not_say(tmp_path, section, problem):
+def test_invalid_checks_section_of_an_inventory(tmp_path, section, problem):
     with pytest.raises(InventoryError) as refused:
         inventory(tmp_path, section)
     assert [each for each in refused.value.problems if problem in each], refused.value.problems
 
 
-def test_nothing_is_wrong_with_what_the_checks_themselves_say():
+def test_every_id_and_limit_of_a_check_is_valid_in_an_inventory():
     wanted = {each: checks.load(each).limits for each in checks.ids()}
     assert list(problems(checks.ids(), wanted)) == []
 

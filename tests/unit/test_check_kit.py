@@ -95,7 +95,7 @@ print(json.dumps(found))
 """
 
 
-def test_a_declaration_and_a_module_are_used_as_soon_as_their_files_are_there(tmp_path):
+def test_declaration_and_module_are_registered_by_their_files(tmp_path):
     for name in ("provision", "templates"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "provision" / "checks" / "printer.py").write_text(TABLE)

@@ -53,7 +53,7 @@ def rows(*findings, **options):
     return [line.text for line in summaries.finding_rows(result(*findings), **options)]
 
 
-def test_the_worst_comes_first_and_equal_nodes_are_folded():
+def test_worst_verdict_is_first_and_equal_nodes_are_folded():
     hot = [fail(TEMP, name, "GPU 0: 97 C", expected="below 95 C", fix="see the fans") for name in NAMES[2:5]]
     off = [warn("gpu.persist", name, "GPU 0: off", expected="", fix="switch it on") for name in NAMES]
     lost = [unknown("gpu.topo", "gpu01", "not understood")]
@@ -76,7 +76,7 @@ def test_the_worst_comes_first_and_equal_nodes_are_folded():
     assert rows(*fine, verbose=True) == ["OK  gpu.mig  gpu[01-16]: off"]
 
 
-def test_nodes_that_differ_stand_in_one_block_each_with_its_advice():
+def test_differing_nodes_are_in_one_block_with_their_fixes():
     found = rows(
         fail(TEMP, "gpu01", "97 C", expected="below 95 C", fix="see the fans"),
         fail(TEMP, "gpu02", "99 C", expected="below 95 C", fix="switch it off"),
@@ -86,14 +86,14 @@ def test_nodes_that_differ_stand_in_one_block_each_with_its_advice():
     assert found[-2:] == ["    try: see the fans (gpu01)", "    try: switch it off (gpu02)"]
 
 
-def test_checks_that_lack_the_same_tool_stand_together():
+def test_checks_without_the_same_tool_are_grouped():
     found = rows(
         *(unknown(check, name, "no nvidia-smi", fix="install it") for check in (TEMP, "gpu.mig") for name in NAMES)
     )
     assert found == ["UNKNOWN  gpu.temp, gpu.mig", "    gpu[01-16]: no nvidia-smi", "    try: install it"]
 
 
-def test_what_a_node_prints_cannot_move_the_cursor():
+def test_output_of_a_node_cannot_move_the_cursor():
     assert "\x1b" not in "".join(rows(fail(TEMP, "gpu01", "\x1b[2Jhot\r", expected="\x07cold", fix="\x1b]0;x\x07run")))
 
 
@@ -112,7 +112,7 @@ def test_the_numbers():
     assert summaries.check_output(result(ok(TEMP, "gpu01", "x")))[1] == "gpu[01-16]: 1 check in 1.2 s, all OK"
 
 
-def test_the_exit_code_is_4_for_what_is_found_and_5_for_who_is_not():
+def test_exit_code_is_4_for_findings_and_5_for_missing_nodes():
     bad = fail(TEMP, "gpu03", "97 C", expected="", fix="x")
     harmless = [warn(TEMP, "gpu01", "86 C", expected="", fix="x"), unknown(TEMP, "gpu02", "?")]
     assert refusal(SESSION, result(*harmless)) is None
@@ -128,7 +128,7 @@ def test_the_exit_code_is_4_for_what_is_found_and_5_for_who_is_not():
     assert "--exclude 'gpu[03,16]'" in both.hint
 
 
-def test_a_judge_that_fails_is_one_check_less(monkeypatch):
+def test_exception_of_a_judge_makes_its_check_unknown(monkeypatch):
     nodes = tuple(Node(name, f"10.0.0.{number}") for number, name in enumerate(NAMES, 1))
     plan = Plan(Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), nodes), nodes)
     answers = {name: Answer("what a new driver prints") for name in NAMES[:2]}
@@ -149,7 +149,7 @@ def lacking(check, node, observed="no NVIDIA GPU, no nvidia-smi"):
     return not_here(check, node, observed)
 
 
-def test_what_does_not_apply_is_counted_apart_and_named():
+def test_inapplicable_checks_are_counted_separately():
     """A node without GPUs is not "all OK": nothing was checked there."""
     found = result(ok(TEMP, "gpu01", "at most 40 °C"), lacking(TEMP, "gpu02"), lacking("gpu.ecc", "gpu02"))
     data, text = summaries.check_output(found)

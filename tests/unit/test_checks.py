@@ -28,7 +28,7 @@ def cases(kind):
     return [
         pytest.param(recording, id=f"{check}-{number}")
         for check in checks.ids()
-        if (FOLDER / f"{check}.yaml").exists()  # whether each has one is a test of its own
+        if (FOLDER / f"{check}.yaml").exists()  # a separate test proves that each has one
         for number, recording in enumerate(getattr(recorded(check), kind))
     ]
 
@@ -137,7 +137,7 @@ def test_a_check_reads_its_own_limits_only():
 
 
 @pytest.mark.parametrize("check", checks.ids())
-def test_what_is_missing_or_hung_is_never_ok(check):
+def test_missing_or_hung_probe_is_never_ok(check):
     plan = recorded(check).healthy[0].plan
     node = plan.nodes[0].name
     for state in ("missing", "hung"):
@@ -160,4 +160,4 @@ def test_a_node_without_the_hardware_is_not_judged_unless_others_have_it():
     assert found["a"].observed == "no NVIDIA GPU, no nvidia-smi; 1 of the other 2 nodes have it"
     assert found["a"].fix
     other = {each.node: each.verdict for each in judged("gpu.mig", plan, {"a": Answer(state="absent"), "c": healthy})}
-    assert other == {"a": "N/A", "c": "OK"}  # one check that says it is enough
+    assert other == {"a": "N/A", "c": "OK"}  # one check that reports it is enough

@@ -1,4 +1,4 @@
-"""Whatever a node prints, a judge has a finding for it; what it does not understand is UNKNOWN, never OK."""
+"""A judge has a finding for any output of a node; unknown output is UNKNOWN, never OK."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ STATES = st.sampled_from(["answered"] * 8 + ["missing", "hung"])
 
 @st.composite
 def answers(draw, healthy):
-    """What nodes might say: nonsense, or what a healthy one says with a piece cut out, doubled or replaced."""
+    """Possible output of nodes: nonsense, or a healthy node's with a piece removed, doubled or replaced."""
     texts = [answer.out for recording in healthy for answer in recording.answers.values()]
     found = {}
     for name in draw(st.lists(st.sampled_from(["node01", "node02", "node03", "node04"]), min_size=1, unique=True)):

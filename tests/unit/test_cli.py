@@ -116,7 +116,7 @@ def test_an_unreadable_archive_is_named(run, monkeypatch, where):
         (OSError("a word of its own"), "a word of its own"),
     ],
 )
-def test_what_the_system_refuses_and_nobody_has_words_for_is_no_traceback(run, monkeypatch, error, said):
+def test_unexpected_system_error_is_shown_without_a_traceback(run, monkeypatch, error, said):
     def refuse(*_args, **_options):
         raise error
 

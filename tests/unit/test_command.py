@@ -15,7 +15,7 @@ from provision.tasks.command import Commanded, command_line
 @pytest.mark.parametrize(
     "words", [["a b"], ["-n", "it's"], ["$(id)", "`id`", '"', "\\", "ü", ""], ["*", "~", ";", "&&", "\n\n"]]
 )
-def test_several_words_reach_the_program_as_they_are(words):
+def test_several_words_reach_the_program_unchanged(words):
     line = command_line(["printf", "%s\\0", *words])
     done = subprocess.run(["sh", "-c", line], capture_output=True, check=True)
     assert done.stdout == b"".join(word.encode() + b"\0" for word in words)
@@ -45,11 +45,11 @@ def test_equal_answers_are_one_block_and_most_nodes_come_first():
     ]
 
 
-def test_blank_lines_inside_stay_and_escapes_go():
+def test_inner_blank_lines_are_kept_and_escapes_removed():
     assert text({"a": Result(0, "\n  one\n\n\x1b[31mtwo\x1b[0m\n\n")}).split("\n")[3:] == ["", "  one", "", "two"]
 
 
-def test_no_output_is_said_only_where_all_went_well():
+def test_missing_output_is_reported_only_if_all_succeeded():
     results = {"gpu1": Result(0, ""), "gpu2": Result(0, "")}
     assert text(results) == "gpu[1-2]: done, no output"
     assert text(results, {"gpu3": "down"}) == ""

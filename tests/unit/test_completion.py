@@ -1,4 +1,4 @@
-"""``clusterctl completion``: what a shell's Tab key offers, asked for as the shells' scripts ask."""
+"""``clusterctl completion``: the words of a shell's Tab key, requested as in the shells' scripts."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_runs_the_newest_first(cluster):
     assert offered(cluster, "status", "20261122") == ["20261122-235943-train-8f68"]
 
 
-def test_the_patterns_of_pack_env_are_no_nodes(cluster):
+def test_patterns_of_pack_env_are_not_completed_as_nodes(cluster):
     assert offered(cluster, "pack-env", "--exclude", "") == []
 
 
@@ -82,7 +82,7 @@ def test_no_releases_where_no_node_answers(tmp_path):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_asks_clusterctl(run, shell):
+def test_script_calls_clusterctl(run, shell):
     code, out, err = run("completion", shell)
     assert (code, err) == (0, "")
     assert f"_CLUSTERCTL_COMPLETE={shell}_complete" in out

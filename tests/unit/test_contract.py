@@ -1,4 +1,4 @@
-"""The plan between controller and agent: what is written is read again, and anything else is refused by its key."""
+"""The plan between controller and agent: a written plan is read back, and others are refused with the key."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FULL = PLAN._replace(
 
 
 @pytest.mark.parametrize("plan", [PLAN, FULL])
-def test_what_is_written_is_read_again(plan):
+def test_written_plan_is_read_back(plan):
     assert from_json(plan.to_json()) == plan
     assert from_object(plan.to_object()) == plan
     assert json.loads(plan.to_json())["version"] == VERSION
@@ -77,14 +77,14 @@ def linked(**fields):
         ({"version": VERSION, "run": "r", "node": "n", "env": {}}, "argv is missing"),
     ],
 )
-def test_what_is_not_a_plan_is_refused_by_its_key(value, text):
+def test_invalid_plan_is_refused_with_its_key(value, text):
     with pytest.raises(PlanError) as caught:
         from_object(value)
     assert text in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[" * 5000, b"\xff", " " * (LIMIT + 1)])
-def test_what_is_not_an_object_is_refused(text):
+def test_plan_must_be_an_object(text):
     with pytest.raises(UntrustedError):
         from_json(text)
 

@@ -58,7 +58,7 @@ def test_a_deploy_and_its_services_share_their_connections(monkeypatch, cluster)
     assert used == [pool, pool, "closed"]  # the services of two nodes
 
 
-def test_services_that_fail_on_one_node_leave_the_deploy_undone_on_all(monkeypatch, cluster):
+def test_failed_service_on_one_node_stops_the_deploy_on_all(monkeypatch, cluster):
     """Nothing was deployed anywhere yet, so ``deploy --retry-failed`` means every node."""
 
     def fail(*_, **__):

@@ -1,4 +1,4 @@
-"""Every recorded run yields its cause, its rank and its fix; what is healthy yields nothing."""
+"""Every recorded run yields its cause, its rank and its fix; a healthy run yields none."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_recorded_run_yields_its_conditions_and_no_others(case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_the_words_are_said_and_fit_the_screen(case):
+def test_verdict_and_fix_are_shown_and_fit_the_screen(case):
     data, text = diagnosis_output(diagnose(case.evidence))
     flat = " ".join(text.split())
     for words in (*case.says, *case.fix):
@@ -79,7 +79,7 @@ def test_ids_are_unique():
 
 
 @pytest.mark.parametrize("cause", TABLE, ids=lambda cause: cause.id)
-def test_every_row_of_the_table_is_whole(cause):
+def test_every_cause_is_complete(cause):
     assert cause.lines or cause.events
     assert cause.says
     assert cause.fix
@@ -94,12 +94,12 @@ def test_every_row_of_the_table_is_whole(cause):
 
 
 @pytest.mark.parametrize("cause", [cause for cause in TABLE if cause.grade != "echo"], ids=lambda cause: cause.id)
-def test_every_row_that_explains_has_a_recorded_run(cause):
+def test_every_cause_has_a_recorded_run(cause):
     assert [case.name for case in CASES if case.finds == cause.id], f"{cause.id} is never the first failure anywhere"
 
 
 @pytest.mark.parametrize(("row", "text"), [(row.id, line) for row in (*TABLE, *RULES) for line in row.fix])
-def test_what_is_advised_exists(row, text):
+def test_commands_and_checks_in_fixes_exist(row, text):
     for word in re.findall(r"clusterctl ([a-z][a-z-]+)", text):
         assert word in cli.list_commands(None), text
     found = re.findall(r"\b((?:clock|cpu|env|fs|gpu|ib|lim|mem|net|pci|rdma|svc)\.[a-z][a-z0-9]+)\b", text)

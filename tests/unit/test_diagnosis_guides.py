@@ -1,7 +1,7 @@
-"""Guides that people follow have troubleshooting tables of their own. Every row of theirs is a recorded run.
+"""Popular guides have troubleshooting tables. Every row of them is a recorded run.
 
-The rows are told here in our words. Where a guide's advice cures nothing, or the wrong thing, the advice that
-``diagnose`` gives says so; ``NOT`` has words that must not stand in it as a cure.
+The rows are paraphrased here. Where a guide's advice fixes nothing, or the wrong thing, the advice that
+``diagnose`` gives says so; ``NOT`` has words that must not be in it as a fix.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ROWS = {
     "monitoring.loss-oscillates": "the loss oscillates: learning rate, batch, warm-up",
     "monitoring.out-of-memory": "OOM: batch 1, shorter sequences, checkpointing, QLoRA",
     "monitoring.too-slow": "too slow: bf16, packing, FlashAttention, a larger batch",
-    # GPT-2 XL with DeepSpeed: questions 1 to 5, and what the guide says elsewhere
+    # GPT-2 XL with DeepSpeed: questions 1 to 5, and other parts of the guide
     "gpt2-xl.out-of-memory": "question 1: OOM",
     "gpt2-xl.ddp-out-of-memory": "table of measurements: plain DDP does not fit",
     "gpt2-xl.nccl-timeout": "question 2: NCCL communication timeout (NCCL_TIMEOUT is read by nobody)",

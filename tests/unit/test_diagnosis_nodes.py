@@ -1,4 +1,4 @@
-"""A run is gathered from its nodes by scripts, which run here; and what is made of nodes that do not answer."""
+"""Scripts, run here, collect a run from its nodes; and the diagnosis with nodes that do not answer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def cluster(tmp_path):
     return load(path)
 
 
-def test_a_run_is_judged_by_what_its_nodes_have(cluster):
+def test_run_is_diagnosed_from_the_files_of_its_nodes(cluster):
     result = task.diagnose(Session(cluster, connections=Nodes()), "3f2a")
     assert (result.run, result.state) == ("20261122-071500-sft-3f2a", "failed")
     assert (result.verdict.node, result.verdict.rank, result.verdict.first.cause.id) == ("node02", 3, "cuda.oom")

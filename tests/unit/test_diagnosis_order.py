@@ -73,8 +73,8 @@ def test_the_order_of_the_nodes_changes_nothing(data):
 @pytest.mark.parametrize(
     "case", [case for case in FAILED if len(case.evidence.records) > 1], ids=lambda case: case.name
 )
-def test_without_the_node_that_failed_nothing_is_made_up(case):
-    """A node that is down: the others' echoes are no cause of theirs."""
+def test_without_the_failed_node_no_cause_is_invented(case):
+    """A node that is down: the echoes on other nodes are no cause."""
     left = tuple(record for record in case.evidence.records if record.node != case.node)
     found = judge(replace(case.evidence, records=left))
     assert found.first is None or found.first.cause.grade in {"late", "ended"} or found.first.node != case.node

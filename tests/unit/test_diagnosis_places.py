@@ -1,4 +1,4 @@
-"""What a diagnosis quotes can be found again: the run, the file, the line, the traceback; and whose fault it is."""
+"""A diagnosis names the run, the file, the line, the traceback, and the rank at fault."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_commands_of_the_advice_name_the_run_and_the_node():
     assert not re.search(r"\b(RUN|NODE)\b", text)
 
 
-def test_last_lines_that_nothing_explains_name_their_file(tmp_path):
+def test_unexplained_last_lines_name_their_file(tmp_path):
     result = logs(tmp_path, train="one\ntwo\nexits with return code = 3\n")
     assert result.verdict.first is None
     assert at(result.verdict.place) == "exits with return code = 3"
@@ -108,8 +108,8 @@ def test_an_exception_without_a_traceback_shows_none(tmp_path, text):
 
 
 @pytest.mark.parametrize("limit", [10, 100, 350, 1000, 10**6])
-def test_a_line_number_counts_from_the_beginning_of_a_file_of_which_the_end_was_read(tmp_path, monkeypatch, limit):
-    monkeypatch.setattr(task, "_FILE", limit)
+def test_line_numbers_count_from_the_start_of_a_partly_read_file(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(task, "FILE_LIMIT", limit)
     result = logs(tmp_path, train="".join(f"line {number}\n" for number in range(50)) + "KeyError: 'x'\n" * 2)
     if result.verdict is None:
         assert limit == 10
@@ -119,7 +119,7 @@ def test_a_line_number_counts_from_the_beginning_of_a_file_of_which_the_end_was_
 
 @pytest.mark.parametrize("shell", [["dash"], ["bash", "--posix"], ["busybox", "sh"]], ids=lambda shell: shell[0])
 @pytest.mark.parametrize("limit", [40, 10**6])
-def test_a_nodes_lines_are_those_of_its_file(tmp_path, shell, limit):
+def test_line_numbers_of_a_node_are_those_of_its_file(tmp_path, shell, limit):
     (tmp_path / "run.log").write_text("one\n" * 30 + "KeyError: 'x'\nlast\n")
     (tmp_path / "agent.log").write_text("the agent's own\n")
     text = render("run/evidence.sh.j2", logs=str(tmp_path), mark=MARK, limit=limit)
@@ -131,7 +131,7 @@ def test_a_nodes_lines_are_those_of_its_file(tmp_path, shell, limit):
     assert [line.text for line in record.agent] == ["the agent's own"]
 
 
-def test_a_copy_here_is_named_with_its_path(tmp_path):
+def test_local_copy_is_named_with_its_path(tmp_path):
     (tmp_path / "rank1.log").write_text("x\nKeyError: 'x'\n")
     (result,) = [diagnose(Evidence((reading.record("node01", task.local_files(tmp_path)),), "r", "failed"))]
     assert at(result.verdict.first.place) == "KeyError: 'x'"
@@ -147,7 +147,7 @@ OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
 def test_files_without_years_count_in_the_order_in_which_they_are_named(tmp_path):
-    """The second file's clock shows an earlier time, which says nothing: the clocks have nothing in common."""
+    """The second file's clock shows an earlier time, without a meaning: the clocks are unrelated."""
     one = GLOG.format(0, 11, 22, 9, "KeyError: 'x'") + "KeyError: 'first'\n"
     two = GLOG.format(1, 11, 22, 3, "y") + "KeyError: 'second'\n"
     for names, first in ((("a", "b"), "KeyError: 'first'"), (("b", "a"), "KeyError: 'second'")):
@@ -252,7 +252,7 @@ def test_the_flight_recorder_names_the_rank_too(tmp_path, write):
     [pickle.dumps({"pg_status": Path("x")}), pickle.dumps({"pg_status": {"0": {}}})[:-3], pickle.dumps(["pg_status"])],
     ids=["a class", "cut short", "a list"],
 )
-def test_a_dump_that_holds_anything_else_runs_no_code(tmp_path, data):
+def test_unexpected_content_of_a_dump_runs_no_code(tmp_path, data):
     (tmp_path / "nccl_trace_rank_1").write_bytes(data)
     with pytest.raises(UsageError, match="not a flight recorder dump"):
         task.diagnose_files([tmp_path / "nccl_trace_rank_1"])
@@ -286,7 +286,7 @@ def test_the_verdict_is_about_the_rank_that_did_not_arrive(tmp_path):
     assert "clusterctl logs RUN --rank 1" in text
 
 
-def test_where_no_log_names_it_the_rank_that_waited_is_not_accused(tmp_path):
+def test_waiting_rank_is_not_blamed_without_evidence(tmp_path):
     text = " ".join(shown(logs(tmp_path, a=WATCHDOG.format(0, 7), b=WATCHDOG.format(1, 7))).split())
     assert text.startswith("the logs do not say which rank did not arrive: rank 0 waited 600084 ms for ALLREDUCE")
     assert "failed first" not in text
@@ -304,7 +304,7 @@ def test_a_node_without_other_evidence_is_lost():
     assert diagnose(case("node_lost").evidence).verdict.first.cause.id == "node.lost"
 
 
-def test_an_agents_own_crash_is_not_taken_for_a_node_that_went_down():
+def test_crash_of_an_agent_is_not_mistaken_for_a_node_failure():
     result = diagnose(case("agent_failed").evidence)
     assert result.verdict.first.cause.id == "agent.failed"
     assert "switched off" not in shown(result)

@@ -1,4 +1,4 @@
-"""What lies in a run's folder, and other launchers' logs, as data; and the statistics over it."""
+"""The files of a run's folder, and other launchers' logs, as data; and their statistics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from provision.diagnosis.statistics import noise, quantile, rolling, slope
 from provision.summaries.diagnosis import diagnosis_output
 
 
-def test_our_own_lines_have_a_time_and_a_rank():
+def test_agent_lines_have_a_time_and_a_rank():
     text = "2026-11-22T07:15:00.123Z [3] loss\n2026-11-22T07:15:01.000Z [launcher] [rank2]: Traceback\n"
     one, two = reading.log(text, "node01")
     assert (one.text, one.rank, one.node) == ("loss", 3, "node01")
@@ -41,7 +41,7 @@ def test_other_launchers_lines_have_the_time_they_name(row, seconds):
     assert line.time == pytest.approx(seconds)
 
 
-def test_what_glog_leaves_out_is_taken_from_the_lines_before():
+def test_fields_missing_in_glog_come_from_the_lines_before():
     text = "2024-06-01 16:22:16,125 begins\n[rank0]:[E602 02:07:08.408271257 ProcessGroupNCCL.cpp:607] late\nno time"
     first, second, third = reading.log(text, "train.log")
     assert second.rank == 0
@@ -49,13 +49,13 @@ def test_what_glog_leaves_out_is_taken_from_the_lines_before():
     assert third.time == second.time
 
 
-def test_of_a_progress_bar_the_last_state_counts():
+def test_last_state_of_a_progress_bar_is_used():
     (line,) = reading.log(" 1%|\r 2%|\r 3%| 3/100\n", "x")
     assert line.text == " 3%| 3/100"
 
 
 @given(st.text(max_size=300), st.text(max_size=300))
-def test_nothing_that_is_read_raises(text, more):
+def test_no_log_raises(text, more):
     files = {"run.log": text, "events.jsonl": more, "metrics.jsonl": text, "machine": more, "kernel": text}
     diagnosis_output(diagnose(Evidence((reading.record("n", files),))))
 
@@ -80,7 +80,7 @@ def test_no_event_or_sample_of_any_shape_raises(events):
     diagnosis_output(diagnose(Evidence((reading.record("n", files),))))
 
 
-def test_losses_are_read_from_what_trainers_print():
+def test_losses_are_read_from_logs_of_trainers():
     text = (
         "{'loss': 2.5, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': 0.1}\n"
         "{'loss': nan, 'grad_norm': nan, 'learning_rate': 1e-05, 'epoch': 0.2}\n"
@@ -110,7 +110,7 @@ def test_links_and_cores():
     )
 
 
-def test_a_nodes_first_rank_is_told_by_its_launcher():
+def test_first_rank_of_a_node_comes_from_its_launcher():
     text = "  rank      : 11 (local_rank: 3)\n[rank9]: Traceback\n"
     assert reading.record("node02", {"run.log": text}).first_rank == 8
     assert reading.record("node02", {"run.log": "[rank9]: Traceback\n"}).first_rank == 9
@@ -127,7 +127,7 @@ def test_an_attempt_has_its_own_lines():
 
 
 @pytest.mark.parametrize("pattern", sorted({line for cause in TABLE for line in cause.lines}))
-def test_what_a_pattern_needs_is_plain_text_of_it(pattern):
+def test_required_text_of_a_pattern_is_part_of_it(pattern):
     word = needed(pattern)
     assert re.escape(word).replace("\\ ", " ").replace("\\-", "-").replace("\\", "") in pattern.replace("\\", "")
 
@@ -149,7 +149,7 @@ def test_needed(pattern, word):
     assert needed(pattern) == word
 
 
-def test_a_line_is_known_by_the_row_that_says_most():
+def test_line_is_explained_by_the_most_specific_cause():
     text = "RuntimeError: DataLoader worker (pid 1) is killed by signal: Bus error. It is possible that"
     assert next(rows(text))[0].id == "shm.full"
 

@@ -1,4 +1,4 @@
-"""The command around the judgement: what is gathered from nodes and from here, and what is shown of it."""
+"""The command around the judgement: files from nodes and from here, and the output."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_output_of_a_run_is_not_part_of_the_answer(tmp_path):
     assert "no mark of ours" in task.split(run(script(tmp_path)), MARK)["run.log"]
 
 
-def test_what_a_node_sent_is_judged(tmp_path):
+def test_files_of_a_node_are_diagnosed(tmp_path):
     recorded = FOLDER / "cuda_oom" / "node02"
     files = task.split(run(script(recorded)), MARK)
     evidence = task.evidence_of(
@@ -86,7 +86,7 @@ def inventory(tmp_path):
     return load(path)
 
 
-def test_what_is_here_stands_in_where_no_node_answers(inventory):
+def test_local_copies_are_used_if_no_node_answers(inventory):
     folder = records.folder_of(inventory.path, "20261122-071500-sft-3f2a")
     records.write(folder, {"run": folder.name, "state": "failed", "nodes": ["node01", "node02"], "plans": {}})
     (folder / "node02").mkdir()
@@ -101,7 +101,7 @@ def test_what_is_here_stands_in_where_no_node_answers(inventory):
     assert "no answer from node[01-02]: no route" in text
 
 
-def test_where_nothing_is_here_either_the_nodes_silence_is_the_error(inventory):
+def test_without_local_copies_missing_answers_are_the_error(inventory):
     down = NodesFailedError("no answer", reasons={"node01": "no route"})
     with pytest.raises(NodesFailedError):
         task.local_evidence(inventory, None, down)
@@ -123,7 +123,7 @@ def test_logs_with_the_same_name_are_distinguished(tmp_path):
     assert result.verdict.node == str(tmp_path / "b" / "train.log")
 
 
-def test_a_log_that_is_not_there(tmp_path):
+def test_missing_log(tmp_path):
     with pytest.raises(UsageError, match="cannot read"):
         task.diagnose_files([tmp_path / "none.log"])
 
@@ -149,7 +149,7 @@ def test_the_first_lines_are_the_run_and_the_verdict():
     assert "NCCL lost another rank (node02 rank 2, node01 rank 0-1)" in then
 
 
-def test_what_programs_get():
+def test_json_of_a_diagnosis():
     data, _ = diagnosis_output(diagnose(case("cuda_oom").evidence))
     verdict = json.loads(json.dumps(data))["verdict"]
     assert (verdict["cause"], verdict["node"], verdict["rank"]) == ("cuda.oom", "node02", 3)
@@ -158,7 +158,7 @@ def test_what_programs_get():
 
 
 def live(seconds):
-    """A run that goes on, whose rank 1 told of an exception and of something else so many seconds later."""
+    """A running run whose rank 1 printed an exception, and another line so many seconds later."""
     lines = (
         Line("FileNotFoundError: [Errno 2] No such file or directory: '/etc/vllm.json'", "node01", 1, 100.0),
         Line("Running tokenizer on dataset", "node01", 1, 100.0 + seconds),
@@ -166,7 +166,7 @@ def live(seconds):
     return Evidence((Record("node01", lines=lines),), "r", "running")
 
 
-def test_what_a_live_run_has_survived_is_no_failure():
+def test_survived_errors_of_a_running_run_are_no_failure():
     assert diagnose(live(300)).verdict is None
 
 
@@ -185,11 +185,11 @@ def test_earlier_attempts_are_reported():
     ("state", "words"),
     [("running", "is running"), ("finished", "has finished"), ("stopped", "was stopped"), ("", "no failure was found")],
 )
-def test_a_run_without_faults_says_so(state, words):
+def test_run_without_faults_is_reported_as_such(state, words):
     assert words in diagnosis_output(Diagnosis("r", state, None))[1]
 
 
-def test_a_run_whose_nodes_do_not_answer_is_not_called_well():
+def test_run_without_answers_is_not_reported_as_healthy():
     said = diagnosis_output(Diagnosis("r", "running", None, missing=(("node01", "no route"),)))[1]
     assert "unknown" in said
     assert "no problem was found" not in said

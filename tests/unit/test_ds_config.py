@@ -101,7 +101,7 @@ KNOWN = {
 
 
 def lacking(wanted, made, above=""):
-    """Where ``made`` does not say what ``wanted`` does."""
+    """The differences between ``made`` and ``wanted``."""
     found = []
     for key, value in wanted.items():
         if isinstance(value, dict) and isinstance(made.get(key), dict):
@@ -120,7 +120,7 @@ def test_a_known_configuration_can_be_produced(name):
     assert lacking(KNOWN[name], make(PRESETS[name])) == []
 
 
-def test_llama_factorys_configurations_hold_nothing_else():
+def test_presets_of_llamafactory_have_no_other_keys():
     for name in ("z0", "z2", "z2-offload", "z3", "z3-offload"):
         assert make(PRESETS[name]) == KNOWN[name]
 
@@ -132,7 +132,7 @@ def test_llama_factorys_configurations_hold_nothing_else():
         ("NVIDIA A100-SXM4-40GB", "bf16"), ("NVIDIA GeForce RTX 4090", "bf16"), ("NVIDIA H200", "bf16"),
     ],
 )  # fmt: skip
-def test_the_precision_goes_by_the_card(gpu, precision):
+def test_precision_depends_on_the_card(gpu, precision):
     config = make(Request(gpu=gpu))
     assert [key for key in ("fp16", "bf16") if config[key]["enabled"]] == [precision]
 
@@ -151,7 +151,7 @@ def test_names_with_a_common_start_are_distinguished():
 
 
 def test_cards_have_the_memory_that_nvidia_smi_shows():
-    """MiB that it shows, with ECC where the card has it; of GDDR6 that takes a sixteenth."""
+    """MiB in nvidia-smi, with ECC if the card has it; on GDDR6 ECC takes a sixteenth."""
     shown = {
         "T4": 15360, "A10": 23028, "L4": 23034, "L40S": 46068, "A40": 46068, "RTX4090": 24564, "A30": 24576,
         "A100": 81920, "H100": 81559,
@@ -185,7 +185,7 @@ def test_cards_have_the_memory_that_nvidia_smi_shows():
         (Request(link=float("nan")), "--link must be more than 0 and at most 100000, not nan", ""),
     ],
 )
-def test_what_does_not_go_together_is_refused(request_, said, way_out):
+def test_conflicting_options_are_refused(request_, said, way_out):
     with pytest.raises(ConfigError) as refused:
         make(request_)
     assert said in str(refused.value)
@@ -215,7 +215,7 @@ REQUESTS = st.builds(
 
 
 @given(REQUESTS)
-def test_auto_stands_only_where_the_trainer_fills_in(request_):
+def test_auto_is_written_only_for_fields_that_the_trainer_fills(request_):
     try:
         config = make(request_)
     except ConfigError:
@@ -237,12 +237,12 @@ def test_buckets_are_bounded_and_even(hidden, link, world):
 
 
 @given(st.integers(64, 16384), st.floats(0.1, 99), st.floats(0.1, 99), st.integers(2, 512))
-def test_a_faster_link_wants_no_smaller_bucket(hidden, link, other, world):
+def test_faster_link_has_no_smaller_bucket(hidden, link, other, world):
     slow, fast = sorted((link, other))
     assert reduce_elements(hidden, slow, world) <= reduce_elements(hidden, fast, world)
 
 
-def test_options_stand_over_the_preset():
+def test_options_override_the_preset():
     request = request_of({"stage": 3, "lr": None, "gpu": "A100"}, "gpt2-xl")
     assert (request.stage, request.accumulation, request.gpu) == (3, 32, "A100")
     assert request_of({"lr": 1e-4}).optimizer
@@ -253,7 +253,7 @@ def test_every_field_is_an_option():
     assert {each.field for each in OPTIONS} == set(Request.__dataclass_fields__)
 
 
-def test_what_one_should_know_is_said():
+def test_risky_settings_give_notices():
     assert any("watch grad_norm" in each for each in notices(Request(stage=2, overlap=True)))
     assert any("--with-ops" in each for each in notices(Request(offload_optimizer="cpu")))
     assert any("libaio" in each for each in notices(Request(stage=3, offload_optimizer="nvme", nvme_path="/n")))

@@ -1,4 +1,4 @@
-"""What is kept for ``--retry-failed``."""
+"""The file for ``--retry-failed``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def broken(*names, **options):
     return NodesFailedError("x", reasons=dict.fromkeys(names, "why"), **options)
 
 
-def test_nothing_is_kept_of_success(inventory, tmp_path):
+def test_success_keeps_no_file(inventory, tmp_path):
     work(inventory)
     assert list(tmp_path.iterdir()) == []
     assert failed(inventory) == []
@@ -61,7 +61,7 @@ def test_a_node_that_the_inventory_no_longer_has_is_forgotten(inventory, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_commands_and_inventories_are_apart(inventory, tmp_path):
+def test_failed_nodes_are_kept_per_command_and_inventory(inventory, tmp_path):
     other = Inventory(path=tmp_path / "other.yaml", prefix=PurePosixPath("/opt/env"), nodes=NODES)
     work(inventory, broken("gpu1"))
     work(inventory, broken("gpu2"), command="deploy")
@@ -80,7 +80,7 @@ def test_commands_and_inventories_are_apart(inventory, tmp_path):
         broken("gpu1", nothing_done=True),
     ],
 )
-def test_what_was_done_nowhere_is_undone_everywhere(inventory, error):
+def test_command_that_changed_nothing_failed_on_all_nodes(inventory, error):
     work(inventory, error, nodes=NODES[:3])
     assert failed(inventory) == ["gpu1", "gpu2", "gpu3"]
 
@@ -94,7 +94,7 @@ def test_an_error_about_no_node_and_a_dry_run_change_nothing(inventory):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"inventory.yaml": 3}', '{"inventory.yaml": {"run": 3}}', "\0"])
-def test_a_file_that_is_not_ours_counts_as_none(inventory, tmp_path, text):
+def test_foreign_file_is_ignored(inventory, tmp_path, text):
     (tmp_path / FILE).write_text(text)
     assert failed(inventory) == []
     work(inventory, broken("gpu1"))
@@ -103,7 +103,7 @@ def test_a_file_that_is_not_ours_counts_as_none(inventory, tmp_path, text):
 
 
 @pytest.mark.parametrize("command", ["deploy", "run"])
-def test_the_command_says_when_there_is_nothing_to_retry(command, tmp_path, capsys):
+def test_command_reports_that_there_is_nothing_to_retry(command, tmp_path, capsys):
     path = tmp_path / "inventory.yaml"
     path.write_text("prefix: /opt/llm/current\nnodes: {n: 127.0.0.1}\n")
     before = signal.getsignal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""How failures on many nodes are shown: the mark of a stage tells, and reasons alike are one line."""
+"""How failures on many nodes are shown: the mark of a stage, and one line for equal reasons."""
 
 import io
 import json

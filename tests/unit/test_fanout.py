@@ -12,7 +12,7 @@ from provision.ssh.fanout import fan_out
 NODES = [Node(f"n{number}", "") for number in range(10)]
 
 
-def test_results_stand_in_the_order_of_the_nodes():
+def test_results_are_in_the_order_of_the_nodes():
     events = [threading.Event() for _ in NODES]
 
     def work(node):  # the last is first to end
@@ -54,7 +54,7 @@ def test_the_limit_holds():
     assert most == 3
 
 
-def test_a_mistake_in_the_program_is_raised_when_all_are_finished():
+def test_exception_is_raised_after_all_nodes_finish():
     finished = []
 
     def work(node):
@@ -80,7 +80,7 @@ def test_no_nodes_and_one_node_named_twice():
     assert fan_out([NODES[0], NODES[0]], lambda node: node.name) == {"n0": "n0"}
 
 
-def test_ctrl_c_ends_it_at_once():
+def test_ctrl_c_ends_the_fan_out_at_once():
     release, seen = threading.Event(), []
 
     def work(node):
@@ -91,6 +91,6 @@ def test_ctrl_c_ends_it_at_once():
 
     with pytest.raises(InterruptedByUser):
         fan_out(NODES, work, limit=2)
-    assert not release.is_set()  # nothing that runs has ended
+    assert not release.is_set()  # no node has finished
     release.set()
     assert set(seen) <= {"n0", "n1"}

@@ -74,12 +74,12 @@ class TestBusybox:
             assert (here / name).read_bytes() == (there / name).read_bytes()
         assert lacking(found, here) == {}
 
-    def test_a_node_that_cannot_list_says_so(self, there, tmp_path):
+    def test_node_that_cannot_list_files_is_reported(self, there, tmp_path):
         node = Busybox(tmp_path / "bin", [name for name in BUSYBOX if name != "stat"])
         with pytest.raises(ClusterctlError, match=r"node01: the files in .* cannot be listed: .* install findutils"):
             listed(node, str(there))
 
-    def test_a_folder_that_is_not_there_has_no_files(self, tmp_path):
+    def test_missing_folder_has_no_files(self, tmp_path):
         assert listed(Busybox(tmp_path / "bin"), "/nowhere") == {}
 
 
@@ -105,13 +105,13 @@ def sending(*members):
     return SimpleNamespace(node=NODE, run=run)
 
 
-def test_of_a_file_that_has_grown_the_listed_bytes_are_kept(tmp_path):
+def test_grown_file_is_kept_up_to_its_listed_size(tmp_path):
     assert fetch(sending(("run.log", 100)), "/there", {"run.log": RemoteFile(60, 0)}, tmp_path) == 60
     assert (tmp_path / "run.log").stat().st_size == 60
 
 
 def test_a_node_that_sends_more_than_it_listed_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetching, "_GROWN", 1 << 20)
+    monkeypatch.setattr(fetching, "GROWN", 1 << 20)
     with pytest.raises(UnrequestedFile, match="node01: it sent more than it had listed"):
         fetch(sending(("a", 8 << 20)), "/there", {"a": RemoteFile(10, 0)}, tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -123,18 +123,18 @@ def test_links_cost_no_more_than_was_listed(tmp_path):
     assert sum(path.stat().st_size for path in tmp_path.iterdir()) == 1000
 
 
-def test_a_file_comes_once(tmp_path):
+def test_file_sent_twice_is_refused(tmp_path):
     with pytest.raises(UnrequestedFile, match="sent 'a' twice"):
         fetch(sending(("a", 5), ("a", 5)), "/there", {"a": RemoteFile(5, 0)}, tmp_path)
 
 
-def test_what_does_not_fit_is_refused_before_anything_comes(tmp_path):
+def test_files_larger_than_the_free_space_are_refused_before_the_transfer(tmp_path):
     wanted = {"a": RemoteFile(10**18 - 1, 0)}
     with pytest.raises(UsageError, match=r"B are needed, and .* are free") as caught:
         fetch(SimpleNamespace(node=NODE, run=None), "/there", wanted, tmp_path / "deep" / "er")
     assert "--to" in caught.value.hint
     assert list(tmp_path.iterdir()) == []
-    assert fetching._RUNNING == []
+    assert fetching.RUNNING == []
 
 
 def test_fetches_that_run_at_once_share_the_space(tmp_path, monkeypatch):

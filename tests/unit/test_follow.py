@@ -1,4 +1,4 @@
-"""What the agents of a run tell becomes logs, progress and a verdict."""
+"""Events of a run's agents become logs, progress and a verdict."""
 
 import pytest
 
@@ -75,7 +75,7 @@ def test_a_phase_of_rank_0_is_shown_beside_the_progress(follower, seen):
     assert seen[-1] == Progress("train", 3, 9, "loss 1")
 
 
-def test_a_failure_names_the_node_and_shows_its_last_lines_though_they_come_after_the_end(follower):
+def test_failure_names_the_node_and_shows_lines_that_arrive_after_the_end(follower):
     tell(follower, "a", log(0, "waiting"), failed("b", "rank 1 ended by SIGKILL", 1))
     assert follower.state == "running"
     tell(follower, "b", log(1, "CUDA out of memory"), failed("b", "rank 1 ended by SIGKILL", 1))
@@ -109,16 +109,16 @@ def test_an_agent_that_died_fails_the_run(follower):
     assert "step 1" in follower.failures["b"]
 
 
-def test_a_node_nobody_gets_through_to_is_lost_and_what_it_says_later_changes_nothing(follower):
+def test_later_events_of_a_lost_node_are_ignored(follower):
     follower.lost("b", "no connection")
     tell(follower, "b", FINISHED)
     tell(follower, "a", FINISHED)
     assert follower.over
     assert follower.failures == follower.unheard == {"b": "no connection"}
-    assert follower.state == "running"  # nobody is known to have failed
+    assert follower.state == "running"  # no node is known to have failed
 
 
-def test_what_is_plain_news_is_no_warning(follower, seen):
+def test_informational_notice_is_no_warning(follower, seen):
     tell(follower, "a", {"event": "notice", "text": "copying", "level": "info"}, {"event": "notice", "text": "odd"})
     assert seen == [Notice("a: copying"), Notice("a: odd", "warning")]
 
@@ -129,7 +129,7 @@ def test_a_stop_knows_the_step_that_was_saved(follower):
     assert (follower.state, follower.saved) == ("stopped", 7)
 
 
-def test_the_run_has_begun_when_every_node_has(follower):
+def test_run_has_started_when_every_node_has(follower):
     tell(follower, "a", {"event": "started", "pid": 1})
     assert not follower.started
     follower.turned.clear()
@@ -162,7 +162,7 @@ def test_attempts_hangs_and_peers_are_reported(follower, seen):
     ]
 
 
-def test_an_attempt_that_was_made_good_is_no_reason_any_more(follower):
+def test_failure_of_an_earlier_attempt_is_not_the_reason(follower):
     tell(
         follower,
         "a",

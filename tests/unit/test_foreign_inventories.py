@@ -81,7 +81,7 @@ def test_groups():
     assert len(hosts(INI, group="cluster")) == 5
     found = read(INI, "hosts.ini", group="spare")
     assert found.ssh == {"user": "root", "key": "~/.ssh/cluster"}
-    assert found.notes == ()  # what other hosts have is not what is left out of these
+    assert found.notes == ()  # settings of other hosts do not apply to these
     with pytest.raises(UsageError, match="has no group gpu") as caught:
         read(INI, "hosts.ini", group="gpu")
     assert "gpus, spare, cluster" in caught.value.hint
@@ -104,7 +104,7 @@ def test_yaml():
     assert [each.name for each in hosts(YAML, group="gpus")] == ["gpu1", "gpu2", "gpu9"]
 
 
-def test_a_child_counts_before_its_parent_and_a_host_before_both():
+def test_host_variables_override_those_of_child_and_parent_groups():
     text = """\
 [parent:children]
 a
@@ -178,7 +178,7 @@ def test_bare_host_names():
         ("", "ansible-ini"),
     ],
 )
-def test_the_kind_shows_in_the_content(text, kind):
+def test_kind_is_detected_from_the_content(text, kind):
     assert kind_of(text) == kind
 
 
@@ -209,7 +209,7 @@ def test_the_kind_shows_in_the_content(text, kind):
         ("a slots=1\na slots=2\n", ["line 2: a is listed twice, first in line 1"]),
     ],
 )
-def test_what_is_not_understood_is_named_with_its_line(text, problems):
+def test_unknown_syntax_is_named_with_its_line(text, problems):
     with pytest.raises(InventoryError) as caught:
         read(text, "file")
     assert len(caught.value.problems) == len(problems), caught.value.problems
@@ -223,7 +223,7 @@ def test_no_host(text):
         read(text, "file")
 
 
-def test_passwords_stay_out():
+def test_passwords_are_not_imported():
     found = read("a ansible_password=hunter2 ansible_ssh_common_args='-J x' ansible_connection=ssh\n", "f")
     assert "hunter2" not in repr(found)
     assert [note.split(" (")[0] for note in found.notes] == ["ansible_password", "ansible_ssh_common_args"]

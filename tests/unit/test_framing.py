@@ -33,7 +33,7 @@ def small(monkeypatch):
     monkeypatch.setattr(wire, "TOTAL_LIMIT", 5000)
 
 
-def test_junk_before_the_begin_marker_has_a_limit(small):
+def test_text_before_the_begin_marker_has_a_limit(small):
     with pytest.raises(OutputTooLong, match="before the script started"):
         fed(Framed(TOKEN), b"x" * 2000, 100)
     with pytest.raises(OutputTooLong, match="before the script started"):  # in one piece, with its marker
@@ -41,30 +41,30 @@ def test_junk_before_the_begin_marker_has_a_limit(small):
     assert fed(Framed(TOKEN), b"x" * 900 + BEGIN + b"out" + END, 7).text() == "out"
 
 
-def test_output_that_is_kept_has_a_limit(small):
+def test_kept_output_has_a_limit(small):
     framed = fed(Framed(TOKEN), BEGIN + b"y" * 4999)
     with pytest.raises(OutputTooLong, match="its output is larger than"):
         fed(framed, b"y" * 200, 10)
     assert len(fed(Framed(TOKEN), BEGIN + b"y" * 5000 + END, 11).text()) == 5000
 
 
-def test_a_line_that_is_handed_out_has_a_limit_and_its_pieces_say_so(small):
+def test_emitted_line_has_a_limit_and_its_pieces_are_marked(small):
     lines = []
     framed = Framed(TOKEN, lines.append)
     fed(framed, BEGIN + b"z" * 2500, 10)
-    assert len(framed.text()) < 1000 + 200  # what has come is not kept
+    assert len(framed.text()) < 1000 + 200  # received bytes are not kept
     fed(framed, b"\nshort\nrest" + END, 10)
     assert lines == ["z" * 1000 + wire.CUT, "z" * 1000 + wire.CUT, "z" * 500, "short", "rest"]
     assert framed.rc == 3
 
 
-def test_lines_that_are_handed_out_have_no_limit_together(small):
+def test_emitted_lines_have_no_common_limit(small):
     lines = []
     fed(Framed(TOKEN, lines.append), BEGIN + b"line\n" * 5000 + END)
     assert len(lines) == 5000
 
 
-def test_a_cut_leaves_characters_whole(small):
+def test_truncation_keeps_characters_intact(small):
     lines = []
     fed(
         Framed(TOKEN, lines.append),
@@ -74,7 +74,7 @@ def test_a_cut_leaves_characters_whole(small):
     assert "".join(line.removesuffix(wire.CUT) for line in lines) == "é" * 501 + "xx" + "é" * 501
 
 
-def test_stderr_beside_lines_keeps_its_end_and_says_so():
+def test_stderr_beside_lines_keeps_its_end_and_is_marked():
     framed = fed(Framed(TOKEN, keep=1000), BEGIN + b"a" * 50_000 + b"why it failed" + END, 100)
     assert framed.rc == 3
     assert framed.text().startswith("(the first ")
@@ -101,7 +101,7 @@ PARTS = st.one_of(
 
 
 @given(parts=st.lists(PARTS, max_size=12), sizes=st.lists(st.integers(1, 60), min_size=1, max_size=6))
-def test_the_pieces_in_which_an_answer_comes_change_nothing(parts, sizes):
+def test_chunking_of_an_answer_changes_nothing(parts, sizes):
     data = b"".join(parts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wire, "JUNK_LIMIT", 200)
@@ -132,7 +132,7 @@ def outcome(framed, pieces):
 
 
 class Answer:
-    """A ``Stream`` with prepared outputs: what a hostile node would send."""
+    """A ``Stream`` with prepared outputs of a hostile node."""
 
     group = None
 
@@ -188,7 +188,7 @@ def begun_then_ended(token, place):
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("output", ["out", "err"])
-def test_a_node_that_never_stops_sending_is_given_up(small, begun, output):
+def test_endless_output_is_aborted(small, begun, output):
     blocks = {"out": begun_then_ended, "err": begun_then_ended} | {output: endless(begun)}
     stream = Answer(blocks["out"], blocks["err"])
     with pytest.raises(OutputTooLong, match=r"error output|its output|before the script started"):
@@ -196,7 +196,7 @@ def test_a_node_that_never_stops_sending_is_given_up(small, begun, output):
     assert stream.aborted
 
 
-def test_stderr_that_is_read_before_stdout_does_not_hide_what_is_to_be_stopped(small):
+def test_stderr_read_before_stdout_does_not_hide_the_process_group(small):
     """A busy machine may run the thread of stderr first: without the group, nothing on the node would be stopped."""
     endless_stderr = endless(begun=True)
     exceeded = threading.Event()

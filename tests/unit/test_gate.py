@@ -1,4 +1,4 @@
-"""The gate's rounds: who is refused, who is dropped, which ranks the others get, and what is left on the nodes."""
+"""The gate's rounds: refused nodes, dropped nodes, the ranks of the others, and leftovers on the nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Cluster:
     """Nodes that answer from tables; ``asked`` are the nodes of every round."""
 
     def __init__(self, monkeypatch):
-        self.facts = {}  # by node, over what is usual
+        self.facts = {}  # by node, overrides the usual values
         self.answers = {"fs.stale": {node.name: Said("looked\n") for node in NODES}}
         self.content = {"/data/llama": dict.fromkeys((node.name for node in NODES), MODEL)}
         self.missing = {}
@@ -98,7 +98,7 @@ def test_good_nodes_pass_in_one_round(cluster):
     assert len(cluster.prepared) == len(cluster.questions) == 1
 
 
-def test_the_question_names_the_port_that_rank_0_found_and_the_paths(cluster):
+def test_question_has_the_port_of_rank_0_and_the_paths(cluster):
     cluster.facts["node01"] = {"link_port": 20001, "gpus": 8}
     cluster.through()
     (question,) = cluster.questions
@@ -121,7 +121,7 @@ def test_a_bad_node_refuses_all_and_nothing_is_left(cluster):
     assert cluster.removed == ["node01", "node02", "node03"]
 
 
-def test_without_bad_nodes_the_ranks_close_up(cluster):
+def test_ranks_are_renumbered_without_bad_nodes(cluster):
     cluster.answers["fs.stale"]["node02"] = Said(STALE)
     passed = cluster.through(exclude_bad=True, asked=3)
     assert ranks(passed) == {"node01": 0, "node03": 1}
@@ -150,7 +150,7 @@ def test_when_rank_0_is_bad_the_next_one_is_asked_for_its_port(cluster):
     assert passed.answers["node02"].created  # and is removed if the launcher refuses
 
 
-def test_it_goes_on_until_rank_0_is_good(cluster):
+def test_nodes_are_dropped_until_rank_0_is_good(cluster):
     for name in ("node01", "node02"):
         cluster.answers["fs.stale"][name] = Said(STALE)
     cluster.facts["node03"] = {"disk_free": 0}
@@ -159,7 +159,7 @@ def test_it_goes_on_until_rank_0_is_good(cluster):
     assert list(passed.dropped) == ["node01", "node02", "node03"]
 
 
-def test_who_shares_the_folder_does_not_remove_it_from_the_others(cluster):
+def test_dropped_node_does_not_delete_a_shared_folder(cluster):
     cluster.shared = True
     cluster.answers["fs.stale"]["node01"] = Said(STALE)
     cluster.through(exclude_bad=True)
@@ -173,7 +173,7 @@ def test_a_run_that_resumes_in_its_folder_never_loses_it(cluster):
     assert cluster.removed == []
 
 
-def test_when_the_launcher_refuses_the_folders_go(cluster):
+def test_refusal_of_the_launcher_deletes_the_folders(cluster):
     with (
         pytest.raises(PreflightError, match="no launcher"),
         gate(Session(INVENTORY, connections=object()), NODES[:2], "run-1", LUGGAGE, GateOptions()),
@@ -182,7 +182,7 @@ def test_when_the_launcher_refuses_the_folders_go(cluster):
     assert cluster.removed == ["node01", "node02"]
 
 
-def test_the_folder_of_a_dry_run_always_goes(cluster):
+def test_folder_of_a_dry_run_is_always_deleted(cluster):
     cluster.through(scratch="/tmp/x")
     assert cluster.removed == ["node01", "node02", "node03"]
 
@@ -237,7 +237,7 @@ def test_nodes_that_cannot_be_reached(cluster):
     assert passed.dropped == {"node02": "no answer"}
 
 
-def test_a_rank_0_without_an_environment_is_replaced_before_anything_is_asked(cluster):
+def test_rank_0_without_an_environment_is_replaced_first(cluster):
     cluster.missing["node01"] = RefusedError("there is no environment at /opt/llm/current")
     with pytest.raises(PreflightError) as refused:
         cluster.through(force=True)
@@ -255,7 +255,7 @@ def test_warnings_are_reported_once_for_all_nodes(cluster):
     assert cluster.warnings[0].startswith("node[01-03]: 1.0 GiB free")
 
 
-def test_a_port_that_is_wanted_goes_to_rank_0(cluster):
+def test_requested_port_is_used_on_rank_0(cluster):
     cluster.through(port=29511)
     assert cluster.prepared[0][2] == 29511
     given = replace(INVENTORY, train=replace(INVENTORY.train, port=29500))
@@ -263,7 +263,7 @@ def test_a_port_that_is_wanted_goes_to_rank_0(cluster):
     assert cluster.prepared[1][2] == 29500
 
 
-def test_a_check_that_is_off_is_not_asked():
+def test_disabled_check_does_not_run():
     off = replace(INVENTORY, checks=replace(INVENTORY.checks, off=("fs.stale", "net.iface")))
     assert {"fs.stale", "net.iface"} <= set(Question(INVENTORY, NODES, "/x").checks)
     assert not {"fs.stale", "net.iface"} & set(Question(off, NODES, "/x").checks)
@@ -301,7 +301,7 @@ def test_this_machine_alone_passes_without_ssh(here, tmp_path):
         assert {"fs.stale", "net.loopback"} <= {each.check for each in passed.findings}
 
 
-def test_a_path_that_is_not_there_refuses_and_the_folder_goes(here, tmp_path):
+def test_missing_path_refuses_the_run_and_deletes_the_folder(here, tmp_path):
     luggage = replace(LUGGAGE, config=tmp_path)
     with (
         Session(here) as session,
@@ -338,11 +338,11 @@ def config(tmp_path, **settings):
         ),  # the run makes it when it is not there
     ],
 )
-def test_absolute_paths_of_a_config_are_looked_at(tmp_path, settings, there):
+def test_absolute_paths_of_a_config_are_checked(tmp_path, settings, there):
     assert config(tmp_path, **settings).there == there
 
 
-def test_what_travels_is_not_looked_at_and_absolute_files_of_datasets_are(tmp_path):
+def test_sent_files_are_not_checked_and_absolute_dataset_files_are(tmp_path):
     (tmp_path / "model").mkdir()
     (tmp_path / "data").mkdir()
     (tmp_path / "data/mine.json").write_text("[]")

@@ -1,4 +1,4 @@
-"""What the agent says for the gate: what lies at paths, and whose runs have processes here. With real ones."""
+"""The agent's answers for the gate: the files at paths, and the runs with processes here. With real ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def model(tmp_path):
     return folder
 
 
-def test_equal_folders_are_equal_wherever_they_lie(model, tmp_path):
+def test_equal_folders_at_different_paths_are_equal(model, tmp_path):
     copy = shutil.copytree(model, tmp_path / "elsewhere/copy", copy_function=shutil.copyfile)
     found = digest(model, copy)
     one, other = found.values()
@@ -68,14 +68,14 @@ def change(folder, name, at):
         (lambda folder: (folder / "config.json").rename(folder / "other.json"), "lacks config.json"),
     ],
 )
-def test_what_has_changed_is_named(model, tmp_path, do, word):
+def test_difference_between_folders_is_named(model, tmp_path, do, word):
     copy = shutil.copytree(model, tmp_path / "copy")
     do(copy)
     found = digest(model, copy)
     assert word in found[str(copy)].unlike(found[str(model)])
 
 
-def test_what_a_download_notes_down_and_links_make_no_difference(model, tmp_path):
+def test_download_metadata_and_links_are_ignored(model, tmp_path):
     linked = tmp_path / "snapshot"
     linked.mkdir()
     for path in model.iterdir():
@@ -88,7 +88,7 @@ def test_what_a_download_notes_down_and_links_make_no_difference(model, tmp_path
     assert found[str(linked)].unlike(found[str(model)]) is None
 
 
-def test_a_folder_that_holds_a_link_to_itself_and_one_that_leads_nowhere(model):
+def test_folder_with_a_link_loop_and_a_dangling_link(model):
     (model / "loop").symlink_to(model)
     (model / "dead").symlink_to("/nowhere/at/all")
     found = digest(model)[str(model)]
@@ -96,7 +96,7 @@ def test_a_folder_that_holds_a_link_to_itself_and_one_that_leads_nowhere(model):
     assert not any(name.startswith("loop/") for name in found.entries)
 
 
-def test_a_file_nothing_at_all_and_what_is_neither(model, tmp_path):
+def test_state_of_a_file_a_missing_path_and_a_pipe(model, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     found = digest(model / "config.json", tmp_path / "nothing", tmp_path / "pipe")
     states = [each.state for each in found.values()]
@@ -104,7 +104,7 @@ def test_a_file_nothing_at_all_and_what_is_neither(model, tmp_path):
     assert found[str(tmp_path / "pipe")].error == "it is neither a file nor a folder"
 
 
-def test_what_is_not_read_in_time_counts_by_name_and_size(model):
+def test_files_not_read_in_time_are_compared_by_name_and_size(model):
     found = digest(model, patience=0)[str(model)]
     assert found.partial
     assert found.names == ""  # not even the names were seen
@@ -149,7 +149,7 @@ def start():
             argv, env={"PATH": os.environ["PATH"], **env}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         started.append(process)
-        process.stdout.readline()  # it says when it is there
+        process.stdout.readline()  # it reports its start
         return process
 
     yield begin
@@ -201,5 +201,5 @@ def test_a_run_with_an_agent_whose_processes_cannot_be_read(start, name, tmp_pat
         assert found["pids"] == [int(pid) for pid in children]
 
 
-def test_no_run_no_trace(name):
+def test_missing_run_is_not_reported(name):
     assert about(name) is None

@@ -1,4 +1,4 @@
-"""What stops a run, from tables of what nodes have said."""
+"""Faults that stop a run, from tables of nodes' answers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_good_nodes_are_fine():
         ("node03", {"rank": 1}, "reports rank 1; the node has rank 2"),
     ],
 )
-def test_a_node_without_a_way_to_rank_0(name, other, words):
+def test_node_without_a_route_to_rank_0(name, other, words):
     found = seen(readiness.reachable(NODES, with_facts(name, **other)))
     assert list(found) == [name]
     assert words in found[name]
@@ -83,7 +83,7 @@ def test_a_host_name_that_resolves_to_itself_is_reported_but_stops_nothing():
     assert "/etc/hosts" in next(each.fix for each in findings if each.verdict == "WARN")
 
 
-def test_a_node_alone_may_be_rank_0_on_loopback():
+def test_single_node_may_use_loopback():
     alone = (node(1),)
     found = readiness.reachable(alone, {"node01": facts(0, interface="lo", hostname_resolves="loopback")})
     assert seen(found, "FAIL", "WARN") == {}
@@ -94,7 +94,7 @@ def test_two_names_for_one_machine():
     assert seen(readiness.machines(NODES, twins)) == {"node03": "is the same machine as node02"}
 
 
-def test_two_nodes_of_one_kernel_with_addresses_of_their_own_are_two():
+def test_two_nodes_on_one_kernel_with_different_addresses_are_distinct():
     assert seen(readiness.machines(NODES, with_facts("node03", boot_id="boot1"))) == {}
 
 
@@ -114,7 +114,7 @@ def test_a_full_disk_and_a_small_one():
     assert list(seen(found, "WARN")) == ["node02"]
 
 
-def test_more_processes_than_gpus_but_only_where_there_are_some():
+def test_more_processes_than_gpus_fail_on_nodes_with_gpus():
     nodes = (node(1, gpus=4), node(2, gpus=2))
     told = {"node01": facts(0, gpus=2), "node02": facts(1)}
     assert seen(readiness.room(nodes, told)) == {"node01": "has 2 GPUs, but the inventory says gpus: 4"}
@@ -204,7 +204,7 @@ def tried(state):
         ("open a a", "open a a", []),
         ("timeout", "open a a", ["node02"]),
         ("open a a", "refused", ["node03"]),
-        ("timeout", "timeout", ["node01"]),  # nobody gets through: it is rank 0's
+        ("timeout", "timeout", ["node01"]),  # no node gets through: it is rank 0's
     ],
 )
 def test_the_port_of_rank_0s_agent(two, three, bad):
@@ -231,12 +231,12 @@ def finding(check, verdict="FAIL", name="node01"):
         ("gpu.used", 8, "UNKNOWN", "UNKNOWN"),
     ],
 )
-def test_what_checks_mean_for_a_run(check, gpus, before, after):
+def test_verdicts_of_checks_for_a_run(check, gpus, before, after):
     (each,) = readiness.weighed([finding(check, before)], with_facts("node01", gpus=gpus))
     assert each.verdict == after
 
 
-def test_only_what_fails_stops_a_node_and_each_reason_has_its_way_out():
+def test_only_failures_stop_a_node_and_each_reason_has_a_fix():
     findings = [
         finding("fs.stale", name="node02"),
         finding("net.iface", name="node02"),
@@ -272,7 +272,7 @@ MANY = Content("folder", "", "n9", "c9", files=999, bytes=30)
         ([LESS, MODEL, MODEL], ["node01"], "lacks model.bin, compared with node[02-03]"),
         ([MODEL, LESS, LESS], ["node01"], "has the extra file model.bin"),
         ([MODEL, LATE, MODEL], [], ""),  # as far as it was read
-        ([MODEL, OTHER, CUT], ["node01", "node02", "node03"], "compared with node02"),  # nobody knows who is right
+        ([MODEL, OTHER, CUT], ["node01", "node02", "node03"], "compared with node02"),  # the right one is unknown
         ([MODEL, MODEL, Content("unread", "Permission denied")], ["node03"], "Permission denied"),
         ([MODEL, MODEL, Content("hung", "no answer within 3 s")], ["node03"], "no answer within 3 s"),
         ([MODEL, MODEL, Content("file", files=1)], ["node03"], "is a file, not a folder"),
@@ -298,5 +298,5 @@ def test_two_nodes_that_differ_both_fail():
 
 
 @pytest.mark.parametrize("text", ["", "not JSON", "[]", '{"/data": 1}', '{"/data": [1]}'])
-def test_what_is_no_answer_of_the_agent_is_none(text):
+def test_invalid_answer_of_the_agent_is_empty(text):
     assert parse(text) == {}

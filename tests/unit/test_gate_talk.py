@@ -54,7 +54,7 @@ def script(tmp_path):
 
 
 def free_ports(number):
-    """Ports that nobody listens on."""
+    """Ports without a listener."""
     sockets = [socket.create_server(("", 0)) for _ in range(number)]
     found = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -76,13 +76,13 @@ def test_all_reach_all(here, script):
             assert [said.to("node01", kind).port for kind in ("master", "link")] == ports
         assert abs(offset(talked.clock[node.name]).seconds) < 1
         assert parse(talked.content[node.name])["/nowhere"].state == "missing"
-    for port in ports:  # the run begins a moment later
+    for port in ports:  # the run starts a moment later
         with socket.socket() as sock:
             sock.bind(("127.0.0.1", port))
             sock.listen(1)
 
 
-def test_a_port_that_is_taken_and_one_whose_owner_says_something_else(here, script):
+def test_port_in_use_and_port_with_another_service(here, script):
     with socket.create_server(("", 0)) as other:
         (free,) = free_ports(1)
         talked = talk(session(here), NODES[:2], script(), patience=1, ports=[other.getsockname()[1], free])
@@ -98,14 +98,14 @@ def test_an_address_that_leads_elsewhere(here, script):
     assert {one.state for one in heard(talked.ports["node02"]).tried} == {"open"}
 
 
-def test_one_node_is_asked_for_content_alone(here, script, tmp_path):
+def test_single_node_is_asked_for_content_only(here, script, tmp_path):
     talked = talk(session(here), NODES[:1], script(str(tmp_path)), patience=1, ports=[])
     assert parse(talked.content["node01"])[str(tmp_path)].state == "folder"
     assert not talked.ports
     assert not talked.clock
 
 
-def test_a_node_whose_agent_does_not_start_says_why_and_the_others_go_on(here, script):
+def test_agent_that_does_not_start_is_reported_and_the_others_continue(here, script):
     here.remotes["node02"] = Broken(NODES[1])
     talked = talk(session(here), NODES, script(), patience=1, ports=free_ports(1))
     assert "no such agent" in heard(talked.ports["node02"]).problem
@@ -131,7 +131,7 @@ def ask(*lines):
     return done.stdout.splitlines()
 
 
-def test_what_becomes_of_connections():
+def test_states_of_connections():
     (closed,) = free_ports(1)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         silent = mute.getsockname()[1]

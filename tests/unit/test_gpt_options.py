@@ -20,7 +20,7 @@ HUGE = 10**400
 
 
 def outside(bound, kind):
-    """Values that a bound does not allow: next to each of its limits, and what no bound allows."""
+    """Values that a bound does not allow: next to each of its limits, and values that no bound allows."""
     step = 1 if kind is int else 1e-3
     near = [limit - step for limit in (bound.low, bound.above) if limit is not None]
     near += [max(limit + step, math.nextafter(limit, math.inf)) for limit in (bound.high,) if limit is not None]
@@ -105,7 +105,7 @@ def test_options_that_contradict_each_other_are_refused(options, what):
     assert str(refused.value).startswith(what)
 
 
-def test_every_relation_is_tried():
+def test_every_relation_is_tested():
     (cases,) = test_options_that_contradict_each_other_are_refused.pytestmark
     assert len(cases.args[1]) == len(config.RELATIONS) + 1
 

@@ -31,7 +31,7 @@ DEEP = 100_000
     ],
     ids=lambda text: text[:12],
 )
-def test_characters_that_are_no_list_of_characters_are_refused(tmp_path, text):
+def test_invalid_list_of_characters_is_refused(tmp_path, text):
     (tmp_path / tokens.CHARACTERS).write_text(text)
     with pytest.raises(RefusedError) as refused:
         tokens.load(tmp_path)
@@ -40,7 +40,7 @@ def test_characters_that_are_no_list_of_characters_are_refused(tmp_path, text):
     assert len(str(refused.value)) < 300 + len(str(tmp_path))
 
 
-def test_what_was_saved_is_loaded(tmp_path):
+def test_saved_tokenizer_is_loaded(tmp_path):
     characters = ["\n", " ", "a", "é", "\U0001f600", "\u2028"]
     tokens.Characters(characters).save(tmp_path)
     assert json.loads((tmp_path / tokens.CHARACTERS).read_text()) == characters

@@ -1,4 +1,4 @@
-"""A card's name, as nvidia-smi says it, becomes that card and its memory, or is refused: never a faster card."""
+"""A card's name from nvidia-smi becomes that card and its memory, or is refused: never a faster card."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_name_is_its_card_with_its_memory(name):
         "NVIDIA H20 PCIe",
     ],
 )  # fmt: skip
-def test_another_card_is_refused_and_not_taken_for_a_faster_one(name):
+def test_unknown_card_is_refused(name):
     with pytest.raises(ConfigError, match="not in the table"):
         find(name)
 
@@ -61,7 +61,7 @@ def test_the_slower_of_two_boards_is_slower():
         assert GPUS[slow].tflops < GPUS[fast].tflops
 
 
-def test_memory_that_is_typed_is_the_model_with_that_memory():
+def test_given_memory_selects_the_variant_of_a_card():
     assert with_memory(find("A100"), 40) == find("A100 40GB")
     assert with_memory(find("A100"), 79.3) == find("A100")
 

@@ -62,7 +62,7 @@ def test_every_other_command_of_a_text_gets_the_inventory_once():
     assert complete(UNTYPED, "clusterctl logs r1") == "clusterctl logs r1"
 
 
-def test_fixes_and_hints_of_json_are_completed_and_what_nodes_said_is_not():
+def test_fixes_and_hints_of_json_are_completed_and_node_output_is_not():
     data = {"fix": "clusterctl check", "out": "clusterctl check", "more": [{"hint": "clusterctl stop"}]}
     assert complete_fields(SPACED, data) == {
         "fix": "clusterctl check -i 'my prod.yaml'",
@@ -121,7 +121,7 @@ def test_the_commands_that_take_an_inventory_are_those_that_get_one():
         ("run --root uptime -p", CommandLine("run", {"--root": ()}, ("uptime", "-p"))),
     ],
 )
-def test_what_was_typed_is_read_back_and_typed_again(argv, line):
+def test_typed_command_is_parsed_and_reproduced(argv, line):
     context = parse(f"clusterctl {argv}")
     read = typed_of(context)
     assert (read.command, dict(read.options), read.words) == (line.command, dict(line.options), line.words)
@@ -145,7 +145,7 @@ def test_the_same_command_keeps_its_separator(typed):
     assert again(read, "stop", words=("r1",)) == "clusterctl stop r1"
 
 
-def test_every_way_out_completes(capsys):
+def test_every_output_completes_its_hints(capsys):
     reporter = Reporter()
     reporter.configure(as_json=True, typed=SPACED)
     reporter(Notice("gpu01: clusterctl verify --limit gpu01 names it"))
@@ -166,7 +166,7 @@ def test_every_way_out_completes(capsys):
 
 
 def _texts(tree):
-    """Every text of a module with what it is for: f-strings with a word in place of each value, docstrings left out."""
+    """Every text of a module with its use: f-strings with a word for each value, without docstrings."""
     docs = {
         id(node.body[0].value)
         for node in ast.walk(tree)
@@ -209,7 +209,7 @@ def test_every_hint_in_the_source_parses():
 
 
 def test_no_text_names_an_inventory_or_an_option_that_does_not_exist():
-    """``-i`` comes from what the user typed, never from a text; and options in any text exist."""
+    """``-i`` comes from the typed command, never from a text; and options in any text exist."""
     by_name = dict(_leaves())
     for path in SOURCES:
         for line, text in _texts(ast.parse(path.read_text(encoding="utf-8"))):
@@ -222,15 +222,13 @@ def test_no_text_names_an_inventory_or_an_option_that_does_not_exist():
                 known = {option for param in by_name[name].params for option in (*param.opts, *param.secondary_opts)}
                 until = words[: words.index("--")] if "--" in words else words  # what follows is the job's
                 typed = {word for word in until if word.startswith("--")}
-                own = (
-                    name == "init" or path.parent.name == "foreign" or path.name == "program.py"
-                )  # which say what -i is
+                own = name == "init" or path.parent.name == "foreign" or path.name == "program.py"  # they explain -i
                 if name in WITH_INVENTORY and not own:
                     assert not {"-i", "--inventory"} & set(words), where
                 assert name == "run" or typed <= known | {"--help"}, where
 
 
-def test_hints_that_repeat_the_command_come_from_the_builder():
+def test_hints_that_repeat_the_command_are_built_by_one_function():
     """ "the same command again" and "--exclude X" without a command cannot be pasted."""
     for path in SOURCES:
         for line, text in _hints(ast.parse(path.read_text(encoding="utf-8"))):
@@ -303,7 +301,7 @@ def told(argv, capsys):
     ids=" ".join,
 )
 def test_every_hint_of_a_command_that_fails_can_be_pasted(argv, folder, capsys):
-    """Nothing listens on the nodes' port. Every command says so, and suggests commands for this inventory."""
+    """Nothing listens on the nodes' port. Every command reports it, and suggests commands for this inventory."""
     words = argv[:2] if argv[0] in {"services", "bench"} else argv[:1]
     given = ["-i", "my prod.yaml"]
     code, said = told([*words, *given, *argv[len(words) :]], capsys)
@@ -356,7 +354,7 @@ def test_the_hint_to_repeat_a_command_is_that_command():
     assert complete(UNTYPED, "run the same command again") == "run the same command again"
 
 
-def test_a_hint_hides_what_the_masks_hide_and_nothing_else():
+def test_hint_masks_exactly_the_secrets():
     """A hint without the value of a harmless variable would ask for a variable that is not set here."""
     typed = CommandLine("train", {"--env": ("TOKENIZERS_PARALLELISM=false", "HF_TOKEN=hf_x")})
     assert again(typed, "train") == "clusterctl train --env TOKENIZERS_PARALLELISM=false --env HF_TOKEN"

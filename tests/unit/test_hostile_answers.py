@@ -121,7 +121,7 @@ def spoiled(draw, text):
 
 @pytest.mark.parametrize("name", PARSERS)
 @given(data=st.data())
-def test_a_spoiled_answer_is_at_most_the_nodes_failure(name, data):
+def test_damaged_answer_fails_at_most_its_node(name, data):
     parser, good = PARSERS[name]
     out = data.draw(spoiled(good) | st.text(max_size=60))
     with suppress(ClusterctlError), reading(NODE):
@@ -141,7 +141,7 @@ def test_an_answer_that_cannot_be_read_names_the_node_and_a_command():
 
 
 class Nodes:
-    """Connections to nodes that answer what they are given."""
+    """Connections to nodes with prepared answers."""
 
     def __init__(self, inventory, answers):
         self.inventory, self.answers = inventory, answers
@@ -162,7 +162,7 @@ def cluster(tmp_path):
     return Inventory(tmp_path / "inventory.yaml", PurePosixPath("/opt/env"), nodes)
 
 
-def test_status_keeps_what_the_others_say(cluster, monkeypatch):
+def test_status_shows_the_answers_of_the_other_nodes(cluster, monkeypatch):
     def parse(name, out, names):
         if out == "hostile":
             raise ValueError("Exceeds the limit (4300 digits) for integer string conversion")
@@ -177,7 +177,7 @@ def test_status_keeps_what_the_others_say(cluster, monkeypatch):
     assert "its answer cannot be parsed" in found.unreachable["gpu01"]
 
 
-def test_releases_names_the_node_whose_answer_is_none(cluster):
+def test_releases_names_the_node_with_an_invalid_answer(cluster):
     good = "current 0123456789ab\nrelease 0123456789ab ok 1700000000\nend\n"
     connections = Nodes(cluster, {"gpu01": good.replace("1700000000", DIGITS), "gpu02": good})
     found = releases.releases(Session(cluster, connections=connections))
@@ -201,7 +201,7 @@ def test_a_check_that_one_answer_makes_fail_still_judges_the_others(cluster, mon
 
 @pytest.mark.parametrize("word", [DIGITS, "²"], ids=["5000 digits", "superscript"])
 @pytest.mark.parametrize("name", ["gpus", "init", "survey", "os_packages"])
-def test_every_number_of_an_answer_may_be_none(name, word):
+def test_odd_digits_in_an_answer_raise_nothing(name, word):
     parser, good = PARSERS[name]
     for found in re.finditer(r"[0-9]+", good):
         parser(good[: found.start()] + word + good[found.end() :])

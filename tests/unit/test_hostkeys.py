@@ -67,7 +67,7 @@ def test_patterns(known, patterns, name, found):
     assert blobs(name, known(f"{patterns} ssh-ed25519 {KEY} comment")) == ([b"key one"] if found else [])
 
 
-def test_lines_that_say_nothing_are_passed_over(known):
+def test_invalid_lines_are_skipped(known):
     file = known(
         "", "# gpu1 ssh-rsa AAAA", "gpu1", "gpu1 ssh-rsa", "gpu1 ssh-rsa !!!", f"@cert-authority gpu1 ssh-rsa {KEY}",
         f"@new gpu1 ssh-rsa {KEY}", f"  gpu1\tssh-rsa  {OTHER}",
@@ -75,7 +75,7 @@ def test_lines_that_say_nothing_are_passed_over(known):
     assert blobs("gpu1", file) == [b"key two"]
 
 
-def test_the_first_file_that_knows_the_host_is_believed(known, tmp_path):
+def test_first_file_with_the_host_is_used(known, tmp_path):
     mine, user = known(f"gpu1 a {KEY}", name="mine"), known(f"gpu1 a {OTHER}", f"gpu2 a {OTHER}", name="user")
     assert blobs("gpu1", mine, user) == [b"key one"]
     assert blobs("gpu2", tmp_path / "nothing", mine, user) == [b"key two"]
@@ -90,7 +90,7 @@ def test_a_key_that_any_file_revokes_is_revoked(known):
     ]
 
 
-def test_pinning_keeps_what_is_there(known, tmp_path):
+def test_pinning_keeps_existing_lines(known, tmp_path):
     file = tmp_path / "known_hosts"
     file.write_text("# mine\nbroken line\ngpu1 a AAAA")  # no newline at the end
     file.chmod(0o600)
@@ -101,7 +101,7 @@ def test_pinning_keeps_what_is_there(known, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["known_hosts"]
 
 
-def test_pinning_makes_file_and_folder(tmp_path):
+def test_pinning_creates_file_and_folder(tmp_path):
     pin("gpu2", "a", b"key one", tmp_path / "x/y/known_hosts")
     assert blobs("gpu2", tmp_path / "x/y/known_hosts") == [b"key one"]
 

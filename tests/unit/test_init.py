@@ -1,4 +1,4 @@
-"""What nodes say about themselves becomes the nodes of an inventory, and these its text."""
+"""Nodes' facts become the nodes of an inventory, and these its text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from provision.model import Node
 from provision.ssh.enrol import default_key
 
 # Recorded with templates/enrol/ask.sh.j2 on a machine with one NVIDIA H200 and without iproute2 (the last part of the
-# trie, which says the same once more, is shortened); SSH_CONNECTION was set by hand.
+# trie, which repeats the same, is shortened); SSH_CONNECTION was set by hand.
 H200 = """\
 host\tvm
 reached\t192.0.2.2
@@ -91,7 +91,7 @@ def test_a_machine_with_infiniband():
 @pytest.mark.parametrize(
     "out", ["", "noise\n", "net\tx\n", "port\ta\tb\n", "ip\tx\n", "route\ta\tzz\n", "ip\t1: a inet 999.1.1.1/24 x"]
 )
-def test_what_is_broken_says_nothing(out):
+def test_damaged_answers_give_no_facts(out):
     assert read_facts(out) == Facts("")
 
 
@@ -134,7 +134,7 @@ def test_infiniband_comes_first_and_then_the_fastest():
         lambda n: node(n, on("virbr0", f"10.0.0.{n}/24")),
         lambda n: node(n, on("lo", f"10.0.0.{n}/24")),
         lambda n: node(n, on("ens2", f"169.254.0.{n}/16")),
-        lambda n: node(n, on("ens2", f"10.0.{n}.1/24")),  # a network of its own on each
+        lambda n: node(n, on("ens2", f"10.0.{n}.1/24")),  # a separate network on each
         lambda n: node(n, on("ens2", "10.0.0.1/24")),  # as a service processor shows itself on every machine
         lambda n: node(n, on("ens2", f"10.0.0.{n}/24", up=False)),
         lambda n: node(n, on("ens2", f"192.168.20.{n + 100}/24", speed=25000)),  # the same network again
@@ -143,11 +143,11 @@ def test_infiniband_comes_first_and_then_the_fastest():
         lambda n: node(n, *([on("ens2", f"10.0.0.{n}/24")] if n == 1 else [])),
     ],
 )
-def test_what_is_no_network_for_data(make):
+def test_networks_that_are_not_used_for_data(make):
     assert chosen(make(1), make(2)) == []
 
 
-def test_one_node_needs_none():
+def test_single_node_needs_no_data_network():
     assert chosen(node(1, on("ens2", "10.0.0.1/24"))) == []
 
 
@@ -200,7 +200,7 @@ def test_gpus_that_were_given_stay_and_others_are_counted():
     "hosts",
     [["=a"], ["a="], ["a=1.2.3.4", "a=1.2.3.5"], ["a[1-2]=1.2.3.4"], ["a[1-=b"], [""], ["10.0.0.1", "10.0.0.1"]],
 )
-def test_hosts_that_cannot_be_meant(hosts):
+def test_invalid_hosts(hosts):
     with pytest.raises(UsageError):
         wanted(hosts)
 
@@ -234,7 +234,7 @@ def test_consecutive_nodes_become_ranges_that_the_loader_reads_back(nodes, entri
     assert inventory_file.load(tmp_path / "i.yaml").nodes == nodes
 
 
-def test_what_differs_is_apart(tmp_path):
+def test_nodes_with_different_settings_are_separate_entries(tmp_path):
     nodes = (
         Node("a1", "10.0.0.1", "10.1.0.1"),
         Node("a2", "10.0.0.2", "10.1.0.2"),
@@ -252,7 +252,7 @@ def test_what_differs_is_apart(tmp_path):
     assert (loaded.ssh.user, loaded.ssh.port, str(loaded.prefix)) == ("ü", 22, "/opt/x y/current")
 
 
-def test_the_sketch_before_anybody_was_asked():
+def test_draft_before_any_node_is_asked():
     assert [each.name for each in draft(wanted(["g[1-2]=10.0.0.[1-2]", "10.0.0.9", "head"]))] == [
         "g1",
         "g2",
@@ -261,7 +261,7 @@ def test_the_sketch_before_anybody_was_asked():
     ]
 
 
-def test_a_key_of_the_user_is_left_to_ssh(tmp_path, monkeypatch):
+def test_default_key_of_the_user_is_not_written(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     assert default_key() == "clusterctl_key"

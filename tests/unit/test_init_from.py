@@ -1,6 +1,6 @@
-"""``init --from FILE``: what is beside Ansible's inventories, files of other kinds, and the inventory that is written."""
+"""``init --from FILE``: files beside Ansible's inventories, other kinds of files, and the written inventory."""
 
-# ruff: noqa: E501 - a message stands in one piece, so that a search finds it
+# ruff: noqa: E501 - a message is one string, so that a search finds it
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def files(tmp_path):
 
 @pytest.fixture
 def create(tmp_path, monkeypatch):
-    """Runs ``init --from`` with nodes that are all ready and say nothing about themselves."""
+    """Runs ``init --from`` with nodes that are ready and report no facts."""
     monkeypatch.setattr(init, "enrol", lambda _, node, __: Enrolled(node.name, "ready"))
-    monkeypatch.setattr(init, "_ask", lambda *_: {})
+    monkeypatch.setattr(init, "ask_facts", lambda *_: {})
     monkeypatch.setattr(init, "default_key", lambda: None)
 
     def create(source, *, hosts=(), **options):
@@ -143,7 +143,7 @@ def test_files_beside_it_that_are_not_used_are_named(files):
         ("a: 1\na: 2\n", "host_vars/gpu1.yml: a (line 2): is listed twice, first in line 1"),
     ],
 )  # fmt: skip
-def test_a_mistake_beside_it_names_the_file_and_the_line(files, text, said):
+def test_error_in_a_variables_file_names_the_file_and_the_line(files, text, said):
     with pytest.raises(InventoryError) as caught:
         read_file(files({"hosts": "gpu1\n", "host_vars/gpu1.yml": text}))
     assert caught.value.problems == (said,)
@@ -180,7 +180,7 @@ LIST = "ansible-inventory -i {0} --list > hosts.json; clusterctl init --from hos
         ),
     ],
 )  # fmt: skip
-def test_files_that_say_how_to_get_the_hosts_are_named_with_the_next_command(files, name, text, said, hint):
+def test_files_without_hosts_are_named_with_the_next_command(files, name, text, said, hint):
     path = files({name: text})
     with pytest.raises(UsageError) as caught:
         read_file(path)
@@ -200,7 +200,7 @@ def test_a_folder_and_a_large_file_are_no_inventories(files, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["h[1:999999999]", "h[1:4000][1:4000]", "\n".join(f"h{n}[1:4096]" for n in range(9))])
-def test_ranges_that_stand_for_much_are_refused(text):
+def test_huge_ranges_are_refused(text):
     with pytest.raises(InventoryError, match=r"has (a|7) mistake") as caught:
         read("[gpus]\n" + text, "hosts")
     assert "more than" in caught.value.problems[0]
@@ -210,7 +210,7 @@ def test_ranges_that_stand_for_much_are_refused(text):
 # --- ansible-inventory --list ---------------------------------------------------------------------------
 
 
-def test_what_ansible_inventory_prints(files):
+def test_output_of_ansible_inventory(files):
     listed = {
         "_meta": {"hostvars": {"gpu1": {"ansible_host": "10.0.0.1", "ansible_port": 2222, "tags": {"a": 1}}}},
         "all": {"children": ["ungrouped", "gpus", "big"]},
@@ -234,7 +234,7 @@ def test_what_ansible_inventory_prints(files):
         ('{"_meta": {}, "gpus": 3}', "the group gpus is neither a list nor an object"),
     ],
 )
-def test_listings_that_cannot_be(text, said):
+def test_invalid_listings(text, said):
     with pytest.raises(InventoryError) as caught:
         read(text, "hosts.json")
     assert caught.value.problems == (said,)
@@ -321,7 +321,7 @@ def test_sources_of_groups():
         ("a: n[1-999999999]\n", "line 1: a: [1-999999999] has more than 4096 numbers"),
     ],
 )
-def test_group_files_that_cannot_be(text, said):
+def test_invalid_group_files(text, said):
     with pytest.raises(InventoryError) as caught:
         read(text, "local.cfg")
     assert caught.value.problems[0] == said
@@ -396,7 +396,7 @@ def test_groups_that_cannot_be_kept_are_named(files, create):
         (None, {"hosts": ["a[1-2]=10.0.0.[255-256]"]}, "a[1-2]=10.0.0.[255-256]: 10.0.0.256 is not an IPv4 address (four numbers from 0 to 255)"),
     ],
 )  # fmt: skip
-def test_a_mistake_names_what_the_user_wrote_and_no_line_of_a_text_that_nobody_has_seen(files, create, tmp_path, source, options, said):  # fmt: skip
+def test_error_names_the_users_text_and_no_line_of_a_generated_file(files, create, tmp_path, source, options, said):  # fmt: skip
     path = files(source) if source else None
     with pytest.raises(InventoryError) as caught:
         create(path, **options)
@@ -414,7 +414,7 @@ ADDRESSES = (
 
 
 @given(st.data())
-def test_what_is_written_loads_as_the_same(data):
+def test_written_inventory_loads_with_equal_values(data):
     names = data.draw(st.lists(NAMES, min_size=1, max_size=8, unique=True))
     addresses = data.draw(st.lists(ADDRESSES, min_size=len(names), max_size=len(names), unique=True))
     users = st.none() | st.sampled_from(["root", "ü", "1000", "true", "CORP\\ada"])

@@ -1,6 +1,6 @@
-"""inventory.yaml: what is read, and what is said about every mistake."""
+"""inventory.yaml: the loaded values, and the message about every error."""
 
-# ruff: noqa: E501 - a message stands in one piece, so that a search finds it
+# ruff: noqa: E501 - a message is one string, so that a search finds it
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_ranges_pair_names_and_addresses_in_the_order_written(write):
     )
 
 
-def test_numbers_stay_what_was_written_where_text_is_meant(write):
+def test_numbers_in_text_fields_keep_their_spelling(write):
     inventory = load(
         write(HEAD + 'nodes: {01: 10.0.0.1, on: host-1}\nssh: {user: 1000, port: "22"}\n'
               "train: {env: {A: 1.10, B: 0x10, C: 022, D: 1_000, E: 22:30, F: 2026-11-21, G: =}}")
@@ -136,7 +136,7 @@ def test_a_service_has_the_options_of_its_own_file(write):
     assert services["chrony"].servers == ("10.0.0.1", "time.lan")
 
 
-def test_an_alias_of_what_it_stands_in_is_named(problems):
+def test_recursive_alias_is_named(problems):
     said = problems(HEAD + NODES + "train: {config: &a [*a]}")
     assert said[0] == "train.config.0 (line 3): an alias that contains itself"
 
@@ -163,14 +163,14 @@ def test_the_prefix_is_normalised(write, written, prefix):
 @pytest.mark.parametrize(
     "address", ["gpu-1.example.org", "fe80::1%eth0", "2001:db8::1", "10.0.0.1", "_x", "a1", "3com"]
 )
-def test_addresses_that_are_some(write, address):
+def test_valid_addresses(write, address):
     assert load(write(f'{HEAD}nodes: {{a: "{address}"}}')).nodes[0].address == address
 
 
 # --- mistakes ------------------------------------------------------------------------------------
 
 
-def test_all_mistakes_at_once_in_the_order_of_the_file(write):
+def test_all_errors_are_reported_in_the_order_of_the_file(write):
     path = write("""\
         prefix: opt/llm
         prefx: /opt/llm
@@ -227,7 +227,7 @@ def test_all_mistakes_at_once_in_the_order_of_the_file(write):
         ("yes", "YAML reads this word as a truth value (true, yes, on, false, no, off): put it in quotes"),
     ],
 )
-def test_prefixes_that_cannot_be(problems, value, said):
+def test_invalid_prefixes(problems, value, said):
     assert problems(f"prefix: {value}\n{NODES}") == (f"prefix (line 1): {said}",)
 
 
@@ -278,7 +278,7 @@ def test_prefixes_that_cannot_be(problems, value, said):
         ("a[1-99][1-99]: h", "nodes.a[1-99][1-99] (line 3): a[1-99][1-99] has more than 4096 names"),
     ],
 )  # fmt: skip
-def test_nodes_that_cannot_be(problems, entry, said):
+def test_invalid_nodes(problems, entry, said):
     assert problems(f"{HEAD}nodes:\n  {entry}\n") == (said,)
 
 
@@ -297,7 +297,7 @@ def test_nodes_that_cannot_be(problems, entry, said):
         ("a[1-3]: h[1-3]\n  a[3-4]: h[4-5]", "nodes.a[3-4] (line 4): a3 is listed twice, first in line 3 (a[1-3])"),
     ],
 )
-def test_no_two_nodes_are_one(problems, nodes, said):
+def test_duplicate_nodes_and_addresses_are_refused(problems, nodes, said):
     assert problems(f"{HEAD}nodes:\n  {nodes}\n") == (said,)
 
 
@@ -342,7 +342,7 @@ def test_one_address_with_two_ports_is_two_nodes(write):
         (r'ssh: {user: "\ud800"}', "ssh.user (line 3): half of a surrogate pair is not a character"),
     ],
 )  # fmt: skip
-def test_other_sections_that_cannot_be(problems, text, said):
+def test_invalid_sections(problems, text, said):
     assert problems(HEAD + NODES + text) == (said,)
 
 
@@ -375,7 +375,7 @@ def test_aliases_of_aliases_end(problems):
         ("[" * 5000, "the lists or mappings are nested too deeply"),
     ],
 )  # fmt: skip
-def test_what_is_not_yaml(write, text, said):
+def test_text_that_is_not_yaml(write, text, said):
     path = write(text)
     with pytest.raises(InventoryError) as caught:
         load(path)
@@ -383,7 +383,7 @@ def test_what_is_not_yaml(write, text, said):
     assert caught.value.problems == (said,)
 
 
-def test_files_that_are_none(write, tmp_path, monkeypatch):
+def test_unreadable_inventory_files(write, tmp_path, monkeypatch):
     def error(path: Path) -> str:
         with pytest.raises(InventoryError) as caught:
             load(path)
@@ -445,7 +445,7 @@ def test_load_of_any_bytes(tmp_path, raw):
 # --- warnings ------------------------------------------------------------------------------------
 
 
-def test_an_address_that_looks_like_a_typing_error(write):
+def test_suspicious_address_gives_a_warning(write):
     inventory = load(write(HEAD + "nodes: {a: 192.168.20.14, b: 192.168.20.15, c: 192.169.20.16}"))
     said = "c: address 192.169.20.16 begins with 192.169, those of 2 other nodes with 192.168; is it a typing error?"
     assert inventory.warnings == (said,)
@@ -468,12 +468,12 @@ def test_an_address_that_looks_like_a_typing_error(write):
         (["10.1.0.1", "10.1.0.2", "::1", "h", "172.16.0.1"], ["n4"]),
     ],
 )
-def test_which_addresses_stand_apart(addresses, suspects):
+def test_suspicious_addresses(addresses, suspects):
     inventory = cluster(*(Node(f"n{index}", address) for index, address in enumerate(addresses)))
     assert [node.name for node in inventory.nodes if likely_typo(inventory, node)] == suspects
 
 
-def test_data_addresses_are_looked_at_too():
+def test_suspicious_data_addresses_give_a_warning():
     inventory = cluster(Node("a", "x", "10.0.0.1"), Node("b", "y", "10.0.0.2"), Node("c", "z", "100.0.0.3"))
     assert likely_typo(inventory, inventory.nodes[2]) == (
         "c: data_address 100.0.0.3 begins with 100.0, those of 2 other nodes with 10.0; is it a typing error?"
@@ -546,7 +546,7 @@ def test_select(options, names):
         ({"limit": "gpu01", "exclude": "gpu01"}, "no node is selected", "inventory.yaml has gpu[01-03,05]"),
     ],
 )
-def test_selections_that_cannot_be(options, said, hint):
+def test_invalid_selections(options, said, hint):
     with pytest.raises(UsageError) as caught:
         select(GPUS, **options)
     assert (str(caught.value), caught.value.hint) == (said, hint)
@@ -572,7 +572,7 @@ NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,8}", fullmatch=True)
 
 @settings(deadline=None)
 @given(st.lists(NAMES, min_size=1, max_size=12, unique=True), st.data())
-def test_what_fold_writes_select_reads(names, data):
+def test_select_reads_folded_names(names, data):
     inventory = cluster(*(Node(name, f"host-{index}") for index, name in enumerate(names)))
     some = data.draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
     assert [node.name for node in select(inventory, limit=fold(some))] == [name for name in names if name in some]

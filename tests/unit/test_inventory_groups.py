@@ -1,6 +1,6 @@
 """Groups of nodes, the sets that --limit takes, and addresses with a login name and a port."""
 
-# ruff: noqa: E501 - a message stands in one piece, so that a search finds it
+# ruff: noqa: E501 - a message is one string, so that a search finds it
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def problems(loaded, text):
     return caught.value.problems
 
 
-def test_groups_are_made_of_nodes_patterns_and_each_other(loaded):
+def test_groups_contain_nodes_patterns_and_groups(loaded):
     text = "groups:\n  big: '@small,gpu05'\n  small: gpu[02,01]\n  rest: ['@all', '!@big']\n  odd: gpu0?,!gpu02\n"
     assert loaded(HEAD + NODES + text).groups == {
         "big": ("gpu01", "gpu02", "gpu05"),
@@ -69,7 +69,7 @@ def test_groups_are_made_of_nodes_patterns_and_each_other(loaded):
         ("a: gpu[01-", "groups.a (line 6): unmatched bracket: write a range as gpu[01-04,07]"),
     ],
 )
-def test_groups_that_cannot_be(loaded, group, said):
+def test_invalid_groups(loaded, group, said):
     assert problems(loaded, f"{HEAD}{NODES}groups:\n  {group}\n") == (said,)
 
 
@@ -83,7 +83,7 @@ def test_a_circle_of_groups_is_shown_for_each_of_them(loaded):
     )
 
 
-def test_a_mistake_in_a_group_is_not_repeated_for_those_made_of_it(loaded):
+def test_error_in_a_group_is_not_repeated_for_groups_that_contain_it(loaded):
     assert len(problems(loaded, HEAD + NODES + "groups: {a: gpu9, b: '@a', c: '@b'}")) == 1
 
 
@@ -130,7 +130,7 @@ HAS = "inventory.yaml has gpu[01-04],store and the groups @rack1, @rack2, @stora
         ("gpu01!gpu01", "no node is selected", HAS),
     ],
 )
-def test_limits_that_cannot_be(limit, said, hint):
+def test_invalid_limits(limit, said, hint):
     with pytest.raises(UsageError) as caught:
         select(CLUSTER, limit=limit)
     assert str(caught.value) == said
@@ -178,7 +178,7 @@ def test_an_address_may_have_a_login_name_and_a_port(loaded, entry, nodes):
         ("a: h:22\n  b: h", "nodes.b (line 4): b has the address of a: h port 22"),
     ],
 )
-def test_addresses_whose_parts_cannot_be(loaded, entry, said):
+def test_addresses_with_invalid_parts(loaded, entry, said):
     assert problems(loaded, f"{HEAD}nodes:\n  {entry}\n") == (said,)
 
 

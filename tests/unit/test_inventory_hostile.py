@@ -74,7 +74,7 @@ LIMITS = ["gpu[1-999999999]", "gpu[1-4000][1-4000]", "gpu[1-4000,1-4000,1-4000]"
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """What one process with a minute of CPU time and 1 GiB says about all of them; it is killed beyond these limits."""
+    """The results of one process with a minute of CPU time and 1 GiB; it is killed beyond these limits."""
     folder = tmp_path_factory.mktemp("hostile")
     texts = {name: text for name, (text, _) in REFUSED.items()} | dict.fromkeys(LIMITS, HEAD + NODES)
     texts["many"] = HEAD + "nodes:\n" + "".join(f"  gpu{n:04}: 10.0.{n // 256}.{n % 256}\n" for n in range(4096))
@@ -97,11 +97,11 @@ def problems_of(tmp_path, text):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_short_texts_that_stand_for_much_are_refused_quickly(said, name):
+def test_short_texts_that_expand_hugely_are_refused_quickly(said, name):
     assert REFUSED[name][1] in said(name)
 
 
-def test_as_many_nodes_as_there_may_be(said):
+def test_largest_allowed_number_of_nodes(said):
     """The search for typing errors in addresses took minutes for these."""
     assert said("many") == ""
 
@@ -119,7 +119,7 @@ def test_a_large_file_is_refused_unread(tmp_path, size):
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_a_limit_that_stands_for_much_is_refused_quickly(said, limit):
+def test_limit_that_expands_hugely_is_refused_quickly(said, limit):
     assert "has more than 4096" in said(limit)
 
 
@@ -127,30 +127,30 @@ def test_a_limit_that_stands_for_much_is_refused_quickly(said, limit):
     "user",
     ["-oProxyCommand=x", "a b", "a\tb", "a;id", "$(id)", "`id`", "a|b", "a&b", "%h", "root%r", "a'b", 'a"b', "a\\", "a:b", "~a"],
 )  # fmt: skip
-def test_a_login_name_means_nothing_to_a_shell_or_to_ssh(user):
+def test_login_name_with_special_characters_is_refused(user):
     with pytest.raises(ValueError, match=r"login name|control character"):
         as_user(user)
 
 
 @pytest.mark.parametrize("user", ["root", "ü", "CORP\\ada", "ada@corp.example", "svc-1", "_x", "1000", "a.b"])
-def test_login_names_that_are_some(user):
+def test_valid_login_names(user):
     assert as_user(user) == user
 
 
 @pytest.mark.parametrize("address", ["fe80::1%$(id)", "fe80::1%;id", "fe80::1%eth0 x", "fe80::1%", "-oX", "h;id", "%h"])
-def test_an_address_means_nothing_to_a_shell_or_to_ssh(address):
+def test_address_with_special_characters_is_refused(address):
     with pytest.raises(ValueError, match=r"is not an IPv6 address|neither a host name"):
         check_address(address)
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-1", "0", "1e9", "1_0", "٣", "0.01", "99999", "1e-300"])
-def test_seconds_that_cannot_be(text):
+def test_invalid_seconds(text):
     with pytest.raises(ValueError, match=r"is not a number of seconds \(0.1 to 3600\)"):
         as_seconds(text)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("10", 10), ("0.5", 0.5), (".5", 0.5), ("1e3", 1000)])
-def test_seconds_that_are_some(text, seconds):
+def test_valid_seconds(text, seconds):
     assert as_seconds(text) == seconds
 
 
@@ -166,7 +166,7 @@ def test_seconds_that_are_some(text, seconds):
         (HEAD + NODES + "checks: {mem.shm: {size_gib: -1}}", "must not be negative"),
     ],
 )
-def test_values_without_a_limit_have_one(tmp_path, text, said):
+def test_every_value_has_a_limit(tmp_path, text, said):
     (problem,) = problems_of(tmp_path, text)
     assert said in problem
     assert len(problem) < 300

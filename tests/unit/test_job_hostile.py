@@ -73,11 +73,11 @@ def config(tmp_path):
         (b"#" * 300_000, "sft.yaml is larger than 256 KiB"),
     ],
 )
-def test_yaml_that_is_no_configuration(config, content, said):
+def test_yaml_that_is_not_a_configuration(config, content, said):
     assert said in refused(config, content)
 
 
-def test_a_large_file_is_not_read_whole(config):
+def test_large_file_is_not_read_completely(config):
     with config.open("wb") as file:
         file.truncate(100 << 30)  # sparse
     with pytest.raises(UsageError, match="larger than 256 KiB"):
@@ -118,7 +118,7 @@ def test_line_ends_and_a_byte_order_mark_of_windows_are_read(config, end, mark):
         ("stage: [" + "x, " * 500 + "]", "duplicate key"),
     ],
 )
-def test_values_that_no_path_can_be(config, line, said):
+def test_values_that_cannot_be_paths(config, line, said):
     if "dataset_dir" in line:
         config.write_text(GOOD + line)
         config_files(config)  # not a path of this machine's
@@ -169,7 +169,7 @@ def test_a_path_that_yaml_would_read_as_something_else_is_quoted(config, name):
 
 def test_a_line_in_a_message_is_one_of_the_users_file(config):
     text = "stage: sft\nlora_target:\n  - q_proj\n  - v_proj\nmodel_name_or_path: ./gone/model\n"
-    said = refused(config, text, "lora_target=[a]", "max_steps=3")  # what travels has two lines less before it
+    said = refused(config, text, "lora_target=[a]", "max_steps=3")  # the sent file has two lines less before it
     assert said.startswith("sft.yaml:5: model_name_or_path: ./gone/model does not exist")
     said = refused(config, GOOD, "deepspeed=gone.json")
     assert said.startswith("deepspeed= (typed after --): gone.json does not exist")
@@ -220,7 +220,7 @@ def test_a_misspelled_key_is_refused_with_a_suggestion(config, key, meant):
         assert f"write {meant}" in caught.value.hint
 
 
-def test_a_key_that_is_like_none_is_a_notice(config):
+def test_unknown_key_without_a_similar_one_is_a_notice(config):
     config.write_text(GOOD + "do_train: true\nmy_own_option: 3\n")
     (notice,) = config_files(config).notices
     assert notice.endswith("sft.yaml:4: my_own_option: LLaMA-Factory 0.9.5 has no such key and may refuse it")
@@ -229,7 +229,7 @@ def test_a_key_that_is_like_none_is_a_notice(config):
     assert notice.endswith("sft.yaml:5: another_one: LLaMA-Factory 0.9.5 has no such keys and may refuse them")
 
 
-def test_force_and_llamafactorys_own_switch_take_any_key(config, tmp_path):
+def test_force_and_the_switch_of_llamafactory_allow_any_key(config, tmp_path):
     config.write_text(GOOD + "do_train: true\nmax_stesp: 3\n")
     (notice,) = config_files(config, any_key=True).notices
     assert "max_stesp" in notice
@@ -293,7 +293,7 @@ def test_a_hostile_name_is_refused_with_one_that_works(name):
 @given(st.text(max_size=400))
 @example("../../etc/passwd")
 @example("x.yaml\n")
-def test_whatever_runs_its_id_is_safe_in_paths_and_shells(name):
+def test_every_run_id_is_safe_in_paths_and_shells(name):
     from datetime import datetime, timezone
 
     run = new_run_id(datetime(2026, 11, 21, tzinfo=timezone.utc), name)
@@ -377,8 +377,8 @@ def test_any_configuration_of_the_own_trainer_and_of_accelerate_is_a_job_or_a_us
     path = tmp_path / f"c.{kind}"
     path.write_bytes(data)
     for read in (
-        lambda: code._configured(["--config", str(path)]),
-        lambda: accelerate._settings(path),
+        lambda: code.read_options(["--config", str(path)]),
+        lambda: accelerate.read_settings(path),
     ):
         with suppress(UsageError):
             read()

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with data, a configuration, and what is not to travel."""
+    """A folder with data, a configuration, and files that must not be sent."""
     for name in ("data/one/train.bin", "data/two/train.bin", "gpt2/model.safetensors", "bundles/env.tar"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def data(travel):
     return {entry.arcname.removeprefix("job/") for entry in travel.entries}
 
 
-def test_its_source_and_what_its_arguments_name_travel(here):
+def test_source_and_files_in_its_arguments_are_sent(here):
     travel = pack("--data", "data/one:0.3", "data/two", "--init=gpt2", "--max-iters", "10")
     assert data(travel) == {"data/one/train.bin", "data/two/train.bin", "gpt2/model.safetensors"}
     program = {name for name in travel.texts if name.startswith("job/trainer/")}
@@ -40,7 +40,7 @@ def test_its_source_and_what_its_arguments_name_travel(here):
     assert (travel.output, travel.progress) == ("job/out", "job/out/trainer_log.jsonl")
 
 
-def test_all_that_its_source_imports_travels(here):
+def test_all_imports_of_the_source_are_sent(here):
     texts = {name: data for name, data in pack("--data", "data/one").texts.items() if name.startswith("job/trainer/")}
     nodes = (node for data in texts.values() for node in ast.walk(ast.parse(data)) if isinstance(node, ast.ImportFrom))
     ours = [node for node in nodes if node.module and node.module.partition(".")[0] == "trainer"]
@@ -52,7 +52,7 @@ def test_all_that_its_source_imports_travels(here):
 
 
 @pytest.mark.parametrize("args", [("--out", "run/one"), ("--out=run/one",)])
-def test_its_checkpoints_are_looked_for_where_it_is_told_to_keep_them(here, args):
+def test_checkpoints_are_in_the_folder_of_the_out_option(here, args):
     assert pack("--data", "data/one", *args).output == "job/run/one"
 
 
@@ -87,14 +87,14 @@ def test_files_on_the_nodes_are_not_sent(here):
         ("--config", "gpt.yaml"),
     ],
 )
-def test_what_an_option_names_and_is_not_there_is_refused_before_the_start(here, args):
+def test_missing_file_of_an_option_is_refused_before_the_start(here, args):
     Path("gpt.yaml").write_text("data: [data/one, data/gone]\n")
     with pytest.raises(UsageError, match=r"there is no such file or folder") as caught:
         pack(*args)
     assert "absolute" in caught.value.hint
 
 
-def test_a_package_of_that_name_in_this_folder_goes_first(here):
+def test_local_package_of_the_same_name_is_used_first(here):
     (here / "trainer").mkdir()
     (here / "trainer/gpt.py").write_text("")
     travel = pack("--data", "data/one")
@@ -102,6 +102,6 @@ def test_a_package_of_that_name_in_this_folder_goes_first(here):
     assert "job/trainer/gpt/__main__.py" not in travel.texts
 
 
-def test_other_modules_are_the_environments_own(here):
+def test_other_modules_come_from_the_environment(here):
     assert pack(module="transformers.cli").config_name == "transformers.cli"
     assert data(pack(module="transformers.cli")) == set()

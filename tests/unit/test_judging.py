@@ -31,7 +31,7 @@ def test_a_majority_is_more_than_half_of_three(values, expected):
     assert majority({f"node{number}": value for number, value in enumerate(values)}) == expected
 
 
-def test_the_odd_node_is_named_with_what_the_others_have():
+def test_odd_node_is_named_with_the_value_of_the_others():
     values = {f"node{number:02}": "575.57" for number in range(1, 17)} | {"node07": "570.1"}
     ((node, finding),) = named(values).items()
     assert node == "node07"
@@ -80,7 +80,7 @@ def test_figures_that_are_nearly_equal_are_one_group():
 
 
 @given(st.dictionaries(st.text(max_size=5), st.integers(0, 3), max_size=12))
-def test_whoever_is_named_differs_and_whoever_differs_is_named(values):
+def test_exactly_the_differing_nodes_are_named(values):
     found = {node: each.verdict for node, each in odd(values, fix="x")}
     assert found.keys() == values.keys()
     assert set().union(*groups(values).values()) == values.keys()

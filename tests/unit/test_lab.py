@@ -16,7 +16,7 @@ PLACEHOLDER = lab_tree.PLACEHOLDER
 
 @pytest.fixture
 def tree(tmp_path):
-    """What a package of an interpreter has, in small: a program, text with the prefix, a link and something binary."""
+    """A small package of an interpreter: a program, text with the prefix, a link and a binary."""
     tree = tmp_path / "tree"
     (tree / "bin").mkdir(parents=True)
     (tree / "lib/python3.11/config-3.11").mkdir(parents=True)
@@ -29,7 +29,7 @@ def tree(tmp_path):
     return tree
 
 
-def test_the_digest_names_the_recipe_and_the_interpreter():
+def test_digest_covers_the_recipe_and_the_interpreter():
     python = {"version": "3.11.7", "prefix": "/opt/python"}
     first = lab_recipe.digest(python)
     assert first == lab_recipe.digest(dict(reversed(python.items())))
@@ -72,7 +72,7 @@ def test_paths_json_declares_text_with_the_prefix_and_no_binary(tree):
     assert "file_mode" not in entries["lib/python3.11/os.py"]
 
 
-def test_rattler_installs_what_was_packed_and_puts_the_prefix_in(tree, tmp_path):
+def test_rattler_installs_the_packages_and_inserts_the_prefix(tree, tmp_path):
     channel, prefix = tmp_path / "channel", tmp_path / "envs/tiny"
     lab_package.write(lab_package.Package("python", "3.11.7", "linux-64"), tree, channel, placeholder=PLACEHOLDER)
     wheel = tmp_path / "Greeter-1.0-py3-none-any.whl"
@@ -113,7 +113,7 @@ def test_only_the_prefix_becomes_a_placeholder(tmp_path):
     )
 
 
-def test_glibc_stays_on_the_node_and_the_rest_travels():
+def test_glibc_is_not_packed_and_other_libraries_are():
     ldd = """/usr/bin/python3.11:
 \tlinux-vdso.so.1 (0x00007ffc)
 \tlibz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x00007f01)
@@ -144,7 +144,7 @@ def test_debians_layout_is_undone_or_refused(tmp_path):
         lab_debian.undo(tmp_path, program)
 
 
-def test_an_old_python_is_refused_with_the_way_out(tmp_path):
+def test_old_python_is_refused_with_a_hint(tmp_path):
     facts = {"prefix": "/opt", "version": "3.10.1", "short": "3.10", "machine": "x86_64", "libc": "", "stdlib": "/opt"}
     old = tmp_path / "python3.10"
     old.write_text(f"#!/bin/sh\necho '{json.dumps(facts)}'\n")
@@ -161,7 +161,7 @@ def test_a_failed_command_shows_its_last_lines(tmp_path):
     assert "the last words" in (tmp_path / "log").read_text()
 
 
-def test_a_stand_in_says_that_it_is_one(tmp_path):
+def test_stand_in_identifies_itself(tmp_path):
     with zipfile.ZipFile(lab_package.stand_in_wheel("thing", "1.0+standin", tmp_path, module=False)) as wheel:
         assert [name for name in wheel.namelist() if name.endswith(".py")] == []
         assert "Stand-in" in wheel.read("thing-1.0+standin.dist-info/METADATA").decode()
@@ -174,7 +174,7 @@ JUNIT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_the_summary_names_what_passed_only_in_a_second_run(tmp_path, capsys):
+def test_summary_names_tests_that_passed_only_in_a_second_run(tmp_path, capsys):
     import counts
 
     first, again = tmp_path / "first.xml", tmp_path / "again.xml"

@@ -1,4 +1,4 @@
-"""Launchers: what they derive from a run, and what they refuse. Whole plans are in ``tests/golden/launchers``."""
+"""Launchers: plans of runs, and refusals. Whole plans are in ``tests/golden/launchers``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trainer.agent.contract.plan import Resume
 
 
 def worker(number=0, *, gpus=None, **facts):
-    """A node; ``gpus`` is what its inventory says."""
+    """A node; ``gpus`` is the inventory's value."""
     name = f"gpu0{number + 1}"
     said = {"ip": f"10.0.0.{number + 1}", "interface": "eth0", "boot_id": f"boot-{number}", "gpus": 8, "cpus": 64}
     return Worker(Node(name, f"10.0.0.{number + 1}", gpus=gpus), Facts(rank=number, **(said | facts)))
@@ -57,7 +57,7 @@ def test_no_argument_is_ever_split():
     assert argv[-4:] == ["-m", "llamafactory.launcher", "sft.yaml", "run_name=20261121-071500-sft-3f2a"]
 
 
-def test_ranks_go_on_from_node_to_node():
+def test_ranks_continue_from_node_to_node():
     plans = launchers.launch(spec(worker(0, gpus=2), worker(1, gpus=4), worker(2))).plans
     assert [plan.first_rank for plan in plans] == [0, 2, 6]
     assert [plan.env["NPROC_PER_NODE"] for plan in plans] == ["2", "4", "8"]
@@ -83,7 +83,7 @@ def test_each_node_has_its_own_interface():
     assert (two["NCCL_SOCKET_IFNAME"], two["GLOO_SOCKET_IFNAME"]) == ("=ens2f0", "ens2f0")
 
 
-def test_the_user_wins_over_all_but_the_ranks():
+def test_user_overrides_every_variable_except_the_ranks():
     given = {"OMP_NUM_THREADS": "3", "HF_HUB_OFFLINE": "0", "PYTHONPATH": "/mine", "NODE_RANK": "7", "MASTER_PORT": "1"}
     launch = launchers.launch(spec(env=given))
     env = launch.plans[1].env
@@ -121,14 +121,14 @@ def test_ranks_that_save_on_sigterm_get_the_hook_with_gpus_too():
     assert envs(asked)[0]["PYTHONPATH"] == "/data/runs/20261121-071500-sft-3f2a/hooks"
 
 
-def test_what_was_typed_wins_over_the_inventory():
+def test_command_line_overrides_the_inventory():
     job = Job("script", "train.py", env={"OMP_NUM_THREADS": "5"})
     given = spec(job=job, env={"OMP_NUM_THREADS": "3", "X": "1"})
     env = launchers.launch(given).plans[0].env
     assert (env["OMP_NUM_THREADS"], env["X"]) == ("5", "1")
 
 
-def test_whoever_asks_for_nccls_log_gets_it_where_it_comes_by_itself():
+def test_nccl_log_file_is_not_set_if_the_user_sets_nccl_debug():
     assert envs(spec())[0]["NCCL_DEBUG_FILE"].endswith("/logs/node0/nccl-%p.log")
     asked = envs(spec(env={"NCCL_DEBUG": "WARN"}))[0]
     assert {name for name in asked if name.startswith("NCCL_DEBUG")} == {"NCCL_DEBUG"}
@@ -156,7 +156,7 @@ def test_a_container_bridge_is_pointed_out():
     assert "docker0" in notice.text
 
 
-def test_v1_is_refused():
+def test_llamafactory_v1_is_refused():
     with pytest.raises(UsageError, match="USE_V1"):
         launchers.launch(spec(env={"USE_V1": "1"}))
 
@@ -173,7 +173,7 @@ def test_v1_is_refused():
         (("wandb",), {"run_name": "mine", "report_to": "none"}, []),
     ],
 )
-def test_loggers_are_those_that_the_environment_has(packages, settings, said):
+def test_loggers_are_those_installed_in_the_environment(packages, settings, said):
     argv = launchers.launch(spec(worker(packages=packages), settings=settings)).plans[0].argv
     assert list(argv[argv.index("sft.yaml") + 1 :]) == said
 
@@ -183,7 +183,7 @@ def test_tensorboard_writes_where_the_config_says():
     assert envs(spec(settings={"logging_dir": "tb"}))[1]["TENSORBOARD_LOGGING_DIR"] == "tb"
 
 
-def test_a_checkpoint_is_handed_to_llamafactory():
+def test_checkpoint_is_passed_to_llamafactory():
     plan = launchers.launch(spec(progress="job/out/trainer_log.jsonl")).plans[1]
     assert plan.resume == Resume(
         "job/out",
@@ -193,7 +193,7 @@ def test_a_checkpoint_is_handed_to_llamafactory():
 
 
 @pytest.mark.parametrize("settings", [{"stage": "ppo"}, {"stage": "rm", "finetuning_type": "full"}])
-def test_what_llamafactory_does_not_resume_is_not_resumed(settings):
+def test_stages_that_llamafactory_cannot_resume_are_not_resumed(settings):
     given = spec(settings=settings, progress="job/out/trainer_log.jsonl")
     assert launchers.launch(given).plans[0].resume is None
     with pytest.raises(UsageError, match="cannot be resumed"):
@@ -217,12 +217,12 @@ def test_at_most_one_launcher_claims_a_job(words):
     assert sum(launchers.get(name).suits(job) for name in launchers.names()) <= 1
 
 
-def test_no_two_launchers_know_the_same_command():
+def test_two_launchers_recognise_no_common_command():
     commands = [command for name in launchers.names() for command in launchers.get(name).COMMANDS]
     assert len(commands) == len(set(commands))
 
 
-# A launcher as somebody else would add it: one file, and nothing else is touched.
+# A launcher as a contributor would add it: one file, and no other change.
 ADDED = """
 from provision.launchers import torchrun
 from provision.launchers.kit import Command, Options, names, parse_options
@@ -292,7 +292,7 @@ def copy(tmp_path):
     return run
 
 
-def test_a_file_that_is_dropped_in_is_a_launcher(copy):
+def test_new_file_is_a_launcher(copy):
     (copy.folder / "horovod.py").write_text(ADDED)
     code, out, error = copy(USED)
     assert (code, error) == (0, "")
@@ -317,7 +317,7 @@ def test_a_file_that_is_dropped_in_is_a_launcher(copy):
         (('NAME = "horovod"', 'NAME = "hvd"'), "its NAME is hvd, not horovod"),
     ],
 )
-def test_a_file_that_lacks_a_name_is_an_error_that_says_which(copy, change, reason):
+def test_missing_name_in_a_launcher_file_is_named(copy, change, reason):
     (copy.folder / "horovod.py").write_text(ADDED.replace(*change))
     code, _, error = copy("from provision import launchers; launchers.from_words(['t.py'])")
     assert code == 1
@@ -330,9 +330,9 @@ def test_every_launcher_starts_scripts_and_modules(launcher, job):
     plans = launchers.launch(spec(job=job, launcher=launcher, config=job.target)).plans
     for plan in plans:
         assert list(plan.argv[-3:]) == [job.target, "--x", "a b"]
-        assert ("{port}" in plan.argv) != plan.each_rank  # who starts the ranks tells them the port
+        assert ("{port}" in plan.argv) != plan.each_rank  # the starter of the ranks gives them the port
         assert (plan.port, plan.each_rank) == (29500, launcher == "plain")
-        assert "PYTHONSAFEPATH" not in plan.env  # a script imports what lies beside it
+        assert "PYTHONSAFEPATH" not in plan.env  # a script imports the modules beside it
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate", "plain"])
@@ -343,13 +343,13 @@ def test_a_script_that_keeps_checkpoints(launcher):
     assert plan.resume.argv == ("--resume", "{checkpoint}")
 
 
-def test_a_restart_wants_to_know_where_checkpoints_are():
+def test_restart_requires_the_folder_of_checkpoints():
     with pytest.raises(UsageError, match="checkpoints") as caught:
         launchers.launch(spec(job=SCRIPT, restarts=1))
     assert "--output" in caught.value.hint
 
 
-def test_a_resume_arg_without_a_place():
+def test_resume_arg_without_a_placeholder():
     with pytest.raises(UsageError, match="must contain"):
         launchers.launch(spec(job=replace(SCRIPT, resume_arg="--resume"), output="job/out"))
 
@@ -382,7 +382,7 @@ def test_notices_of_the_job_come_first():
 
 @pytest.fixture
 def said_by_ranks(tmp_path):
-    """Starts the ranks of every node as DeepSpeed's launcher (launch.py) does; what each says of itself."""
+    """Starts the ranks of every node like DeepSpeed's launcher (launch.py); returns each one's report."""
     script = tmp_path / "train.py"
     script.write_text(
         "import os, sys\nprint('!', file=sys.stderr)\n"
@@ -452,7 +452,7 @@ def accelerate(*workers, settings=None, **job):
     return launchers.launch(spec(*workers, job=given, config="train.py", settings=settings or {})).plans
 
 
-def test_accelerate_starts_what_each_node_has():
+def test_accelerate_starts_one_process_per_gpu_of_each_node():
     plans = accelerate(worker(0, gpus=2), worker(1, gpus=4), worker(2, gpus=1))
     counts = [plan.argv[plan.argv.index("--num_processes") + 1] for plan in plans]
     assert [int(count) // 3 for count in counts] == [2, 4, 1]  # accelerate divides by --num_machines
@@ -460,7 +460,7 @@ def test_accelerate_starts_what_each_node_has():
 
 
 @pytest.mark.parametrize("kind", ["DEEPSPEED", "FSDP", "MEGATRON_LM"])
-def test_accelerates_config_keeps_its_way(kind):
+def test_accelerate_config_is_kept(kind):
     plans = accelerate(worker(0), worker(1), settings={"distributed_type": kind}, launcher_config=Path("a.yaml"))
     argv = plans[0].argv
     assert "--multi_gpu" not in argv  # with it accelerate ignores the config's distributed_type
@@ -536,7 +536,7 @@ def test_facts_of_a_newer_agent_are_understood():
 
 
 @pytest.mark.parametrize("text", ["", "[]", "Welcome to gpu01!", "3"])
-def test_an_answer_that_is_no_answer(text):
+def test_invalid_answer(text):
     with pytest.raises(ClusterctlError, match="cannot be read"):
         Facts.parse(text)
 

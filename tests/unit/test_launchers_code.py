@@ -1,4 +1,4 @@
-"""What travels with a script or a module, a config's overrides, and what Python loads by itself on the nodes."""
+"""Files sent with a script or a module, a config's overrides, and what Python loads automatically on the nodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def names(travel):
 # --- scripts -------------------------------------------------------------------------------------
 
 
-def test_a_script_travels_with_its_folder(here):
+def test_script_is_sent_with_its_folder(here):
     for name in ("train.py", "model/net.py", "ds.json", "__pycache__/net.pyc", ".git/config", "env.ccb"):
         put(here / name)
     travel = pack(from_words(["train.py", "--deepspeed", "ds.json"]))
@@ -49,7 +49,7 @@ def test_a_script_travels_with_its_folder(here):
     assert travel.texts["hooks/sitecustomize.py"] == HOOK.read_bytes()
 
 
-def test_what_git_ignores_stays(here):
+def test_ignored_files_are_not_sent(here):
     subprocess.run(["git", "init", "-q", "."], check=True)
     for name in ("train.py", "data/big.bin", "pkg/__init__.py", "new.py"):
         put(here / name)
@@ -62,7 +62,7 @@ def test_what_git_ignores_stays(here):
     ]
 
 
-def test_records_of_runs_and_private_keys_stay(here):
+def test_records_of_runs_and_private_keys_are_not_sent(here):
     put(here / "train.py")
     put(here / "runs/20261121-071500-sft-3f2a/run.json", "{}")
     put(here / "runs/20261121-071500-sft-3f2a/gpu01/rank0.log")
@@ -74,7 +74,7 @@ def test_records_of_runs_and_private_keys_stay(here):
     assert [notice for notice in travel.notices if "id_ed25519" in notice]
 
 
-def test_what_the_command_itself_writes_stays(here, monkeypatch):
+def test_files_written_by_the_command_are_not_sent(here, monkeypatch):
     put(here / "train.py")
     put(here / "train.log")
     written = (here / "train.log").stat()
@@ -83,7 +83,7 @@ def test_what_the_command_itself_writes_stays(here, monkeypatch):
     assert names(pack(from_words(["train.py"]))) == ["job/train.py"]
 
 
-def test_another_folder_travels(here):
+def test_given_folder_is_sent(here):
     put(here / "scripts/train.py")
     put(here / "configs/a.yaml")
     travel = pack(from_words(["scripts/train.py", "--config", "configs/a.yaml"], code=Path()))
@@ -92,7 +92,7 @@ def test_another_folder_travels(here):
 
 
 @pytest.mark.parametrize("args", [["--config", "configs/a.yaml"], ["--config=configs/a.yaml"], ["configs/a.yaml"]])
-def test_an_argument_that_would_lead_nowhere(here, args):
+def test_argument_that_names_a_missing_file(here, args):
     put(here / "scripts/train.py")
     put(here / "configs/a.yaml")
     with pytest.raises(UsageError, match=r"configs/a\.yaml is in") as caught:
@@ -100,7 +100,7 @@ def test_an_argument_that_would_lead_nowhere(here, args):
     assert "--code ." in caught.value.hint
 
 
-def test_arguments_that_name_nothing_here(here):
+def test_arguments_that_name_no_local_file(here):
     put(here / "scripts/train.py")
     put(here / "scripts/ds.json")
     put(here / "train")
@@ -123,7 +123,7 @@ def test_a_script_on_the_nodes(here):
         (["folder.py"], {}, "is not a file", "SCRIPT.py"),
     ],
 )
-def test_scripts_that_cannot_travel(here, words, options, text, hint):
+def test_scripts_that_cannot_be_sent(here, words, options, text, hint):
     put(here / "train.py")
     (here / "other").mkdir()
     (here / "folder.py").mkdir()
@@ -132,7 +132,7 @@ def test_scripts_that_cannot_travel(here, words, options, text, hint):
     assert hint in caught.value.hint
 
 
-def test_a_home_does_not_travel(here, monkeypatch):
+def test_home_folder_is_not_sent(here, monkeypatch):
     put(here / "train.py")
     monkeypatch.setenv("HOME", str(here))
     with pytest.raises(UsageError, match="is a home folder or contains one") as caught:
@@ -140,7 +140,7 @@ def test_a_home_does_not_travel(here, monkeypatch):
     assert "--code" in caught.value.hint
 
 
-def test_too_much_is_named(here):
+def test_too_large_folder_is_named(here):
     put(here / "train.py")
     put(here / "data.bin", "x" * 5000)
     with pytest.raises(UsageError, match="limit is 4 KiB") as caught:
@@ -183,7 +183,7 @@ def test_where_checkpoints_are(here, args, options, output):
     assert pack(from_words(["train.py", *args], **options)).output == output
 
 
-def test_an_accelerate_config_travels(here):
+def test_accelerate_config_is_sent(here):
     put(here / "train.py")
     put(here / "conf/a.yaml", "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n")
     travel = pack(from_words(["train.py"], accelerate_config=Path("conf/a.yaml")))
@@ -194,7 +194,7 @@ def test_an_accelerate_config_travels(here):
 @pytest.mark.parametrize(
     ("text", "said"), [("a: 1", "not an accelerate config"), ("a: [", "not YAML"), (None, "a.yaml does not exist")]
 )
-def test_accelerate_configs_that_are_none(here, text, said):
+def test_invalid_accelerate_configs(here, text, said):
     put(here / "train.py")
     if text:
         put(here / "a.yaml", text)
@@ -257,7 +257,7 @@ def test_an_alias_is_not_overridden(here):
         pack(Job("config", "c.yaml", ("b=2",)))
 
 
-def test_accelerates_config_is_not_taken_for_llamafactorys(here):
+def test_accelerate_config_is_not_mistaken_for_a_llamafactory_config(here):
     put(here / "a.yaml", "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n")
     with pytest.raises(UsageError, match="an accelerate config") as caught:
         pack(from_words(["a.yaml"]))
@@ -278,7 +278,7 @@ def python(tmp_path, code, *folders):
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
 
 
-def test_torch_learns_of_cpu_0_when_it_is_imported(tmp_path):
+def test_hook_registers_cpu_0_when_torch_is_imported(tmp_path):
     put(tmp_path / "torch/__init__.py", "")
     put(tmp_path / "torch/serialization.py", TORCH)
     said = python(
@@ -300,7 +300,7 @@ def test_a_program_without_torch_is_left_alone(tmp_path):
     assert python(tmp_path, missing, tmp_path) == "None\n"
 
 
-def test_the_environments_own_sitecustomize_still_runs(tmp_path):
+def test_sitecustomize_of_the_environment_still_runs(tmp_path):
     put(tmp_path / "sitecustomize.py", "print('own')\n")
     assert python(tmp_path, "print('program')", tmp_path) == "own\nprogram\n"
 
@@ -341,7 +341,7 @@ for control, mine, other in [(Name(step=1), 0, 0), (Name(step=2), 0, 1), (Name(s
 """
 
 
-def test_all_ranks_save_behind_the_same_step(tmp_path):
+def test_all_ranks_save_after_the_same_step(tmp_path):
     put(tmp_path / "torch/__init__.py", TENSOR)
     put(tmp_path / "torch/distributed.py", RANKS)
     put(tmp_path / "transformers/__init__.py", "")

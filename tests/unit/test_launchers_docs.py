@@ -14,12 +14,12 @@ GOLDEN = sorted((ROOT / "tests/golden/launchers").glob("*.json"))
 
 
 def documented():
-    table = PAGE.split("## The environment of a run")[1].split("Taken out")[0]
+    table = PAGE.split("## The environment of a run")[1].split("Removed from")[0]
     rows = re.findall(r"^\| (`[A-Z].*?) \|", table, re.MULTILINE)
     return {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row)}
 
 
-def test_the_table_is_what_the_launchers_set():
+def test_table_matches_the_variables_that_launchers_set():
     plans = [plan for path in GOLDEN for plan in json.loads(path.read_text())["plans"]]
     users = {"HF_TOKEN"}  # given by a test
     given = {name for plan in plans for name in plan["env"]} - users
@@ -27,6 +27,6 @@ def test_the_table_is_what_the_launchers_set():
     assert documented() == given
 
 
-def test_what_is_taken_out():
-    taken = PAGE.split("Taken out of what a node brings:")[1].split(".\n")[0]
+def test_removed_variables():
+    taken = PAGE.split("Removed from a node's environment:")[1].split(".\n")[0]
     assert tuple(re.findall(r"`([A-Z_]+)`", taken)) == UNSET

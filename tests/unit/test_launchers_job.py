@@ -1,4 +1,4 @@
-"""What a command line means: kinds, launchers, and the commands that people still type."""
+"""The meaning of a command line: kinds, launchers, and commands of launchers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_module():
         (["llamafactory-cli", "chat", "x.yaml"], {}, "only `train", "clusterctl train"),
     ],
 )
-def test_what_cannot_be_run_is_refused_with_a_way_out(words, options, text, hint):
+def test_invalid_job_is_refused_with_a_hint(words, options, text, hint):
     with pytest.raises(UsageError) as caught:
         from_words(words, **options)
     assert text in str(caught.value)
@@ -161,7 +161,7 @@ def test_commands_as_people_type_them(command, job, dropped):
     assert sorted(each.typed.removeprefix(f"{job.launcher} ") for each in found.replaced) == sorted(dropped)
 
 
-def test_options_of_clusterctl_win_over_what_was_typed_and_the_notice_says_so():
+def test_options_of_clusterctl_override_typed_ones_with_a_notice():
     job = typed("torchrun --nproc_per_node 8 t.py", per_node=2, launcher="auto")
     assert (job.per_node, choose(job)) == (2, "torchrun")
     assert job.notices == ("torchrun --nproc_per_node 8: replaced by --gpus-per-node 2",)
@@ -173,7 +173,7 @@ def test_options_of_clusterctl_win_over_what_was_typed_and_the_notice_says_so():
     assert typed("torchrun --nproc_per_node 2 t.py", per_node=2).notices == ()
 
 
-def test_a_file_of_a_commands_name_is_no_command():
+def test_file_with_the_name_of_a_command_is_no_command():
     assert from_words(["deepspeed.py"]).kind == "script"
 
 
@@ -227,7 +227,7 @@ def test_gpus_that_are_used(job, env, processes, devices):
     assert [worker.devices for worker in found] == devices
 
 
-def test_the_inventorys_count_holds_where_nothing_was_said():
+def test_number_of_gpus_defaults_to_the_inventory():
     node = Node("n", "n", gpus=4)
     assert workers(Job(), [node], {"n": Facts(gpus=8)})[0].processes == 4
     assert workers(Job(per_node=2), [node], {"n": Facts(gpus=0)})[0].processes == 2
@@ -243,7 +243,7 @@ def test_the_inventorys_count_holds_where_nothing_was_said():
         (Job(exclude={"gpu01": tuple("01234567")}), {}, "all its GPUs are excluded"),
     ],
 )
-def test_gpus_that_are_not_there(job, env, text):
+def test_missing_gpus(job, env, text):
     with pytest.raises(PreflightError) as caught:
         workers(job, NODES, SAID, env)
     assert text in caught.value.reasons["gpu01"]
@@ -254,7 +254,7 @@ def test_two_ways_to_choose_gpus():
         workers(Job(include={"gpu01": ("1",)}), NODES, SAID, {"CUDA_VISIBLE_DEVICES": "1"})
 
 
-def test_what_is_visible_is_known_before_the_nodes_are_asked():
+def test_visible_gpus_are_known_before_the_nodes_are_asked():
     assert visible(Job(), NODES, {}) == {}
     assert visible(Job(), NODES[:2], {"CUDA_VISIBLE_DEVICES": "1,2"}) == {"gpu01": "1,2", "gpu02": "1,2"}
     assert visible(Job(include={"gpu01": ("1", "3"), "gpu02": ()}), NODES, {}) == {"gpu01": "1,3"}

@@ -1,4 +1,4 @@
-"""Which network NCCL is told to use, and which it has used.
+"""The network that NCCL is configured to use, and the one it has used.
 
 Lines of logs are from issues of NVIDIA/nccl and others, as their authors posted them; the number stands beside each.
 """
@@ -78,7 +78,7 @@ def test_roce_has_the_index_of_its_address():
     assert ib_variables(given, 1) == {"NCCL_IB_HCA": "=mlx5_4:1", "NCCL_IB_GID_INDEX": "5"}
 
 
-def test_ports_with_different_indexes_are_left_to_nccl():
+def test_different_port_indexes_are_left_to_nccl():
     given = spec(ROCE, [*ROCE, port("mlx5_1", layer=ETHERNET, gid=7)])
     assert "NCCL_IB_GID_INDEX" not in ib_variables(given, 1)
     (notice,) = notices(given)
@@ -103,17 +103,17 @@ def test_tcp_is_reported_with_its_reason(ports, level, words):
     assert [word for word in words if word not in notice.text] == []
 
 
-def test_the_log_of_two_nodes_without_infiniband_tells_the_interface():
+def test_log_of_two_nodes_without_infiniband_has_the_interface():
     text = (Path(__file__).parent / "recorded_runs/nccl/h200_two_nodes.log").read_text(encoding="utf-8")
     assert str(read(text)) == "TCP, eth0"
 
 
-def test_nothing_is_said_where_nccl_is_not_used():
+def test_without_nccl_there_is_no_notice():
     assert notices(spec([], [], gpus=0)) == ()
     assert notices(spec(DOWN)) == ()
 
 
-def test_nothing_is_said_to_those_who_chose():
+def test_network_chosen_by_the_user_gives_no_notice():
     given = spec(HDR, DOWN, env={"NCCL_IB_HCA": "mlx5_7"})
     assert environment(given, 0)["NCCL_IB_HCA"] == "mlx5_7"
     assert notices(given) == ()

@@ -1,4 +1,4 @@
-"""Plans as scripts: what a program gets when sh, PowerShell or cmd has read them."""
+"""Plans as scripts: the arguments that a program gets through sh, PowerShell or cmd."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plan(tmp_path, argv, env=None, **fields):
 SAYS = "import json, os, sys; print(json.dumps([sys.argv[1:], {k: v for k, v in os.environ.items() if k[:2] == 'X_'}]))"
 
 
-def test_sh_says_what_the_plan_says(tmp_path):
+def test_sh_script_runs_the_plan(tmp_path):
     folder = tmp_path / "our 'runs' $HOME"
     folder.mkdir()
     env = {f"X_{number}": text for number, text in enumerate([*NASTY, "two\nlines"])}
@@ -45,7 +45,7 @@ def test_sh_says_what_the_plan_says(tmp_path):
     done = subprocess.run(["sh"], input=script + "pwd\n", capture_output=True, text=True, check=True, cwd="/")
     said, where = done.stdout.splitlines()
     assert json.loads(said) == [[*NASTY, "29500"], env]
-    assert where == "/"  # whoever pastes it stays where he is
+    assert where == "/"  # the user's shell stays in its folder
     assert (folder / "logs/ranks").is_dir()
 
 
@@ -66,13 +66,13 @@ def test_secrets_are_not_shown(tmp_path, render, name):
 
 
 @pytest.mark.parametrize("render", [shells.as_sh, shells.as_powershell, shells.as_cmd])
-def test_what_nobody_can_read_is_explained(tmp_path, render):
+def test_encoded_arguments_are_explained(tmp_path, render):
     world = base64.urlsafe_b64encode(b'{"gpu01": [0, 1]}').decode()
     assert 'world_info: {"gpu01": [0, 1]}' in render(plan(tmp_path, ["x", f"--world_info={world}"]))
 
 
 def crt(line):
-    """A command line as Microsoft's C library takes it apart ("Parsing C command-line arguments")."""
+    """A command line as Microsoft's C library parses it ("Parsing C command-line arguments")."""
     words, word, quoted, started, at = [], "", False, False, 0
     while at < len(line):
         slashes = len(line) - at - len(line[at:].lstrip("\\"))
@@ -104,7 +104,7 @@ def powershells(text):
 
 
 def cmds(text):
-    """The command line that cmd makes of the last command of a batch file: no sign of its own may be left bare."""
+    """The command line that cmd makes of the last command of a batch file: every special character must be quoted."""
     line = text[text.index("prog") :].replace(" ^\r\n    ", " ").removesuffix("\r\n")
     assert not re.search(r'(?<!\^)[&|<>"()!]', re.sub(r"\^\^", "", line)), line
     return re.sub(r"\^(.)", r"\1", line.replace("%%", "%"))
@@ -119,7 +119,7 @@ WORDS = st.lists(
 @example(NASTY)
 @example(["it's", "\u2019typographic\u2018 quotes"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_powershell_and_cmd_pass_every_word_on(tmp_path, words):
+def test_powershell_and_cmd_pass_every_word(tmp_path, words):
     made = plan(tmp_path, ["prog", *words])
     assert crt(powershells(shells.as_powershell(made))) == ["prog", *words]
     assert crt(cmds(shells.as_cmd(made))) == ["prog", *words]

@@ -64,7 +64,7 @@ def test_every_option_is_used_or_replaced_by_name_or_refused(launcher, name):
             assert replace(from_words(words), typed={}) != replace(plain, typed={})
 
 
-def test_every_key_of_what_replaces_has_a_text():
+def test_every_replaced_option_has_a_message():
     used = {key for table in TABLES.values() for key in table.replaced.values()} | set(VARIABLES.values())
     assert used <= set(BY)
     for table in TABLES.values():
@@ -73,7 +73,7 @@ def test_every_key_of_what_replaces_has_a_text():
         assert not table.flags & table.values
 
 
-def test_the_documents_tables_are_the_programs():
+def test_tables_in_the_documentation_match_the_code():
     page = (ROOT / "docs/launchers.md").read_text(encoding="utf-8")
     for launcher, table in TABLES.items():
         (rows,) = re.findall(rf"^\| `{launcher}` \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)
@@ -82,7 +82,7 @@ def test_the_documents_tables_are_the_programs():
             assert names == {name for name in table.flags | table.values if table.use(name) == use}, (launcher, use)
 
 
-def test_the_tables_are_those_of_the_programs(lab_env):
+def test_option_tables_match_the_installed_launchers(lab_env):
     """The options of torch, DeepSpeed and accelerate as they are installed, read from their sources."""
     (packages,) = lab_env.glob("lib/python3*/site-packages")
     files = {
@@ -126,11 +126,11 @@ def test_a_notice_names_the_value_that_is_used(command, notice):
 
 
 @pytest.mark.parametrize("command", ["torchrun --master_addr 10.0.0.1 --master_port 29500 t.py", "torchrun t.py"])
-def test_what_is_used_as_it_was_typed_needs_no_notice(command):
+def test_unchanged_option_gives_no_notice(command):
     assert shown(from_words(command.split())) == []
 
 
-def test_variables_of_the_inventory_that_are_ignored_are_answered_with_the_values_used():
+def test_ignored_variables_of_the_inventory_are_named_with_the_used_values():
     given = replace(spec(Job("script", "t.py")), env={"NNODES": "4", "MASTER_ADDR": "h"})
     (notice,) = [each.text for each in launchers.launch(given).notices if "ignored" in each.text]
     assert "NNODES: 2 of the inventory's nodes: node[01-02]" in notice
@@ -175,7 +175,7 @@ def test_processes_of_all_nodes_together_are_shared_or_refused():
         processes(7)
 
 
-def test_options_of_one_launcher_do_not_go_to_another():
+def test_options_of_one_launcher_are_not_passed_to_another():
     with pytest.raises(UsageError, match="accelerate may not have these options"):
         from_words(["torchrun", "--numa-binding", "node", "t.py"], launcher="accelerate")
 
@@ -214,7 +214,7 @@ WORDS = st.one_of(
 @example(["torchrun", "--nnodes=²", "t.py"])
 @example(["Ä=1", "t.py"])
 @example(["env"])
-def test_whatever_is_typed_is_a_job_or_a_usage_error(words):
+def test_any_command_line_is_a_job_or_a_usage_error(words):
     try:
         job = from_words(words)
     except UsageError:

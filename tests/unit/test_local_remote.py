@@ -47,11 +47,11 @@ def test_a_script_runs_with_its_input_its_outputs_and_its_exit_code(remote):
     assert (result.rc, result.out, result.err) == (7, "one\n\udcfftwo", "it's\n")
 
 
-def test_it_starts_in_the_home_folder_and_without_a_terminal(remote):
+def test_script_starts_in_the_home_folder_without_a_terminal(remote):
     assert remote.run("pwd; tty").out.splitlines() == [str(Path.home()), "not a tty"]
 
 
-def test_lines_come_as_they_are_written(remote):
+def test_lines_arrive_as_they_are_written(remote):
     came = threading.Event()
     lines = []
 
@@ -67,7 +67,7 @@ def test_lines_come_as_they_are_written(remote):
     assert (lines, result.out) == (["first", "go"], "")
 
 
-def test_after_the_deadline_nothing_of_the_script_is_left(remote, tmp_path):
+def test_deadline_stops_every_process_of_the_script(remote, tmp_path):
     pids = tmp_path / "pids"
     script = f"trap 'echo cleaned >{tmp_path}/cleaned; exit 1' TERM; sleep 600 & echo $$ $! >{pids}; wait"
     with pytest.raises(DeadlineExceeded) as failed:
@@ -75,26 +75,26 @@ def test_after_the_deadline_nothing_of_the_script_is_left(remote, tmp_path):
     assert failed.value.reason == "not finished within 2 s"
     for pid in pids.read_text().split():
         eventually(lambda pid=pid: not alive(pid))
-    assert (tmp_path / "cleaned").exists()  # it was told before it was killed
+    assert (tmp_path / "cleaned").exists()  # it got SIGTERM before it was killed
 
 
-def test_a_script_that_ignores_being_told_is_killed(remote, tmp_path):
+def test_script_that_ignores_sigterm_is_killed(remote, tmp_path):
     with pytest.raises(DeadlineExceeded):
         remote.run(f"trap '' TERM; echo $$ >{tmp_path}/pid; sleep 600 & wait; sleep 600", deadline=2)
     eventually(lambda: not alive((tmp_path / "pid").read_text().strip()))
 
 
-def test_a_background_process_does_not_hold_up_the_answer_and_stays(remote, tmp_path):
+def test_background_process_does_not_delay_the_answer_and_continues(remote, tmp_path):
     result = remote.run(f"setsid sleep 600 & echo $! >{tmp_path}/pid; echo done")
     pid = int((tmp_path / "pid").read_text())
     try:
         assert result.out == "done\n"
-        assert alive(pid)  # it has not ended, so the answer did not wait for it
+        assert alive(pid)  # it is still running, so the answer did not wait for it
     finally:
         os.kill(pid, 9)
 
 
-def test_closing_ends_what_runs_and_takes_no_more(remote, tmp_path):
+def test_close_stops_running_scripts_and_refuses_new_ones(remote, tmp_path):
     def close_it():
         eventually((tmp_path / "pid").exists)
         remote.close()
@@ -108,7 +108,7 @@ def test_closing_ends_what_runs_and_takes_no_more(remote, tmp_path):
         remote.run("true")
 
 
-def test_an_error_of_the_input_is_raised_and_ends_the_script(remote):
+def test_error_of_the_input_is_raised_and_stops_the_script(remote):
     def broken():
         yield b"x"
         raise UsageError("a file was changed")
@@ -117,7 +117,7 @@ def test_an_error_of_the_input_is_raised_and_ends_the_script(remote):
         remote.run("cat >/dev/null; sleep 60", stdin=broken())
 
 
-def test_root_is_the_user_itself_or_sudo_is_asked(remote):
+def test_root_runs_directly_and_others_use_sudo(remote):
     if os.geteuid() == 0:
         assert remote.run("id -u", root=True).out == "0\n"
     else:
@@ -160,7 +160,7 @@ def test_without_an_inventory_the_active_environment_trains(environment, tmp_pat
         assert [node.is_local for node in inventory.nodes] == [True]
 
 
-def test_conda_comes_before_a_venv_and_a_relative_data_folder_counts_for_nothing(environment):
+def test_conda_comes_before_a_venv_and_a_relative_data_folder_is_ignored(environment):
     inventory = local_inventory(
         environ={"CONDA_PREFIX": str(environment), "VIRTUAL_ENV": "/nowhere", "XDG_DATA_HOME": "data"}
     )
@@ -168,7 +168,7 @@ def test_conda_comes_before_a_venv_and_a_relative_data_folder_counts_for_nothing
     assert str(inventory.root) == str(Path.home() / ".local/share/clusterctl")
 
 
-def test_what_is_no_environment_is_refused(tmp_path):
+def test_folder_that_is_not_an_environment_is_refused(tmp_path):
     with pytest.raises(UsageError, match="is not an environment") as failed:
         local_inventory(tmp_path)
     assert "conda activate" in failed.value.hint
@@ -196,7 +196,7 @@ def command(tmp_path, monkeypatch, capsys):
     signal.signal(signal.SIGTERM, before)
 
 
-def test_train_takes_this_machine(command, tmp_path):
+def test_train_uses_this_machine(command, tmp_path):
     (tmp_path / "sft.yaml").write_text("stage: sft\nmodel_name_or_path: /nowhere/llama\ndo_train: true\n")
     for number in ([], ["--nodes", "1"]):
         code, said = command("train", *number, "sft.yaml")
@@ -261,7 +261,7 @@ def test_several_nodes_of_a_typed_command_need_an_inventory(command, tmp_path):
     assert (code, "--nodes 2: no inventory.yaml" in said) == (2, True), said
 
 
-def test_only_what_starts_programs_needs_an_environment(command, tmp_path, monkeypatch):
+def test_only_commands_that_start_programs_need_an_environment(command, tmp_path, monkeypatch):
     monkeypatch.setenv("CONDA_PREFIX", str(tmp_path / "nowhere"))
     assert command("status")[0] == 0
     (tmp_path / "x.py").touch()

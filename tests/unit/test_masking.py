@@ -40,14 +40,14 @@ def test_a_variable_that_is_not_set_is_refused_with_the_next_step(monkeypatch, t
 
 
 @pytest.mark.parametrize("word", ["=x", "1A=secret", "A-B=secret", "Ä=secret", "A\n=secret", ""])
-def test_what_is_no_name_is_refused_without_its_value(word, told):
+def test_invalid_name_is_refused_without_showing_the_value(word, told):
     with pytest.raises(UsageError, match="not a valid variable name") as caught:
         read_variables((word,), told.append)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_secret_that_is_typed_is_warned_of_without_its_value(told):
+def test_typed_secret_gives_a_warning_without_its_value(told):
     read_variables((f"HF_TOKEN={TOKEN}", "TOKENIZERS_PARALLELISM=false"), told.append)
     (notice,) = told
     assert (notice.level, TOKEN in notice.text) == ("warning", False)
@@ -88,7 +88,7 @@ def test_a_secret_in_the_resume_argument_is_refused():
         ["WANDB_API_KEY=x", "torchrun", "t.py"],  # in the environment of the nodes
     ],
 )
-def test_what_is_no_secret_among_the_arguments_is_left_alone(words):
+def test_arguments_without_secrets_are_unchanged(words):
     from_words(words)
 
 
@@ -132,7 +132,7 @@ def test_a_dry_run_shows_no_secret(shell):
     assert "s3cret" not in shell(PLAN)
 
 
-def test_the_record_holds_no_secret_and_is_its_users_alone(tmp_path):
+def test_record_has_no_secret_and_is_private(tmp_path):
     folder = tmp_path / "runs/r1"
     record.write(folder, {"plans": {"n": mask_plan(PLAN).to_object()}})
     assert "s3cret" not in json.dumps(record.read(folder))

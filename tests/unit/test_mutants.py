@@ -55,7 +55,7 @@ def test_every_equivalent_mutant_still_exists():
     ("body", "outcome"),
     [("pass", "survived"), ("assert False", "failed"), ("import time; time.sleep(600)", "timed out")],
 )
-def test_a_timeout_is_told_from_a_failed_test(tmp_path, body, outcome):
+def test_timeout_is_distinguished_from_a_failed_test(tmp_path, body, outcome):
     (tmp_path / "test_one.py").write_text(f"def test_one():\n    {body}\n")
     limit = 3 if outcome == "timed out" else 120
     assert run_tests(tmp_path, ("test_one.py",), limit)[0] == outcome

@@ -1,4 +1,4 @@
-"""What the nfs service takes from an inventory, what it refuses, and who does what."""
+"""The nfs service: options, refusals, and the steps of each node."""
 
 from pathlib import Path
 

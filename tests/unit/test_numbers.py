@@ -1,4 +1,4 @@
-"""Every option that takes a number has a range, on every command line, and refuses what is outside of it."""
+"""Every option with a number has a range, on every command line, and refuses other values."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_numeric_parameter_has_a_bound(name, parameter):
 
 
 @pytest.mark.parametrize(("name", "parameter"), NUMBERS, ids=lambda each: getattr(each, "name", each))
-def test_nonsense_is_refused_without_a_traceback(name, parameter):
+def test_invalid_number_is_refused_without_a_traceback(name, parameter):
     for text in NONSENSE:
         with pytest.raises(click.BadParameter) as refused:
             parameter.type.convert(text, parameter, click.Context(cli))
@@ -79,14 +79,14 @@ def test_every_numeric_option_of_ds_config_has_a_bound():
 
 
 @pytest.mark.parametrize("option", NUMERIC, ids=lambda option: option.field)
-def test_the_library_refuses_it_too(option):
+def test_library_refuses_invalid_numbers(option):
     for value in (math.nan, math.inf, -math.inf, -1, -5, 10**30, 1e30):
         with pytest.raises(ConfigError, match=f"{option.flag} must be"):
             make(Request(optimizer=True, **{option.field: value}))
 
 
 @pytest.mark.parametrize("option", NUMERIC, ids=lambda option: option.field)
-def test_the_line_without_clusterctl_refuses_it_too(option):
+def test_module_without_clusterctl_refuses_invalid_numbers(option):
     for text in NONSENSE:
         err = io.StringIO()
         with contextlib.redirect_stderr(err):
@@ -99,7 +99,7 @@ def test_the_line_without_clusterctl_refuses_it_too(option):
         assert "Traceback" not in err.getvalue()
 
 
-def test_the_line_without_clusterctl_shows_the_ranges(capsys):
+def test_module_without_clusterctl_shows_the_ranges(capsys):
     with pytest.raises(SystemExit):
         ds_config(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
@@ -120,12 +120,12 @@ FIELDS = {
 }  # fmt: skip
 
 
-def test_every_bound_of_plan_is_tried():
+def test_every_bound_of_plan_is_tested():
     assert FIELDS.keys() == BOUNDS.keys()
 
 
 @pytest.mark.parametrize("option", BOUNDS)
-def test_a_plan_of_nonsense_is_refused(option):
+def test_plan_with_invalid_numbers_is_refused(option):
     for value in (math.nan, math.inf, -math.inf, -1, 10**30):
         cluster = {"nodes": 1, "gpus": 8, "gpu": find("A100"), "memory": 80}
         training = {"shape": MODELS["gpt2"], "seq": 1024, "global_batch": 256}
@@ -150,7 +150,7 @@ def test_the_rank_of_lora_is_no_larger_than_the_model():
         ("[" * 5000, "not the output of bench nccl --json"),
     ],
 )
-def test_a_link_that_is_none_is_refused(run, tmp_path, text, said):
+def test_invalid_link_is_refused(run, tmp_path, text, said):
     word = text
     if text[0] in "{[":
         (tmp_path / "bench.json").write_text(text)
@@ -180,7 +180,7 @@ def test_a_hostile_config_is_refused(run, tmp_path, config, said):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-3-8b"])
 @pytest.mark.parametrize("edge", ["low", "high"])
-def test_a_plan_at_the_edges_of_the_ranges_can_be_read(name, edge):
+def test_plan_at_the_bounds_is_readable(name, edge):
     ends = {option: getattr(bound, edge) for option, bound in BOUNDS.items()}
     batch = max(ends["--global-batch"], ends["--nodes"] * ends["--gpus"])
     cluster = Cluster(ends["--nodes"], ends["--gpus"], find("A100"), ends["--gpu-memory"], ends["--link"])

@@ -1,4 +1,4 @@
-"""Hostile bundles of OS packages: what they hold is unpacked, and given to apt, by root."""
+"""Hostile bundles of OS packages: root unpacks their files and gives them to apt."""
 
 import hashlib
 import json
@@ -61,7 +61,7 @@ def manifest_of(path):
     return json.loads(open_bundle(path).manifest.to_json())
 
 
-def test_the_bundle_that_is_changed_is_whole(whole):
+def test_unmodified_bundle_is_valid(whole):
     assert with_manifest(whole, manifest_of(whole)).read_bytes() == whole.read_bytes()
 
 
@@ -95,7 +95,7 @@ EVIL = {
 
 
 @pytest.mark.parametrize("case", EVIL)
-def test_a_manifest_with_what_no_pack_writes_is_refused_and_the_key_is_named(whole, case):
+def test_invalid_manifest_is_refused_and_the_key_is_named(whole, case):
     change, said = EVIL[case]
     data = manifest_of(whole)
     change(data)
@@ -120,7 +120,7 @@ def test_nothing_but_plain_files_reaches_tar_on_a_node(whole, kind):
 
 
 @pytest.mark.parametrize("change", [{"mode": 0o4755}, {"uid": 1000}, {"uname": "root"}, {"name": "../x"}])
-def test_no_header_of_another_form_is_taken(whole, change):
+def test_other_forms_of_headers_are_refused(whole, change):
     data = bytearray(whole.read_bytes())
     at = data.index(b"debs/chrony", 1024)
     at -= at % 512
@@ -172,7 +172,7 @@ def test_any_mutation_of_a_bundle_is_refused(whole, data):
 
 
 @given(st.data())
-def test_any_mutation_of_a_manifest_is_refused_or_reads_as_what_it_says(whole, data):
+def test_any_mutation_of_a_manifest_is_refused_or_read_consistently(whole, data):
     document = manifest_of(whole)
     holder = data.draw(st.sampled_from([document, *document["packages"], *document["index"]]))
     holder[data.draw(st.sampled_from(sorted(holder)))] = data.draw(

@@ -1,4 +1,4 @@
-"""What the service os_packages decides: which bundles are meant, and what a node's answer means."""
+"""Decisions of the service os_packages: the bundle of each node, and verdicts about answers."""
 
 import io
 import tarfile
@@ -42,7 +42,7 @@ def choices(inventory, **options):
     return service.choices(service.Options(**options), inventory)
 
 
-def test_every_bundle_beside_the_inventory_is_taken_for_its_own_release(inventory, tmp_path):
+def test_each_bundle_beside_the_inventory_is_used_for_its_release(inventory, tmp_path):
     make_bundle(tmp_path / "a.osb")
     make_bundle(tmp_path / "b.osb", "ubuntu22.04")
     assert {each.name: each.packages for each in choices(inventory)} == {
@@ -73,7 +73,7 @@ def test_a_mapping_may_use_codenames(inventory, tmp_path):
         ({"packages": ["chrony", "else"]}, UsageError, "a.osb has no else"),
     ],
 )
-def test_bundles_that_do_not_fit(inventory, tmp_path, options, kind, said):
+def test_unsuitable_bundles(inventory, tmp_path, options, kind, said):
     make_bundle(tmp_path / "a.osb")
     inventory.path.write_text("prefix: /opt/llm/current\n")
     with pytest.raises(kind) as error:
@@ -89,7 +89,7 @@ def test_two_bundles_for_one_release_are_refused(inventory, tmp_path):
     assert "bundle: FILE" in error.value.hint
 
 
-def test_no_bundle_at_all_says_what_writes_one(inventory):
+def test_missing_bundle_names_the_command_that_writes_one(inventory):
     with pytest.raises(UsageError, match="needs a bundle") as error:
         choices(inventory)
     assert "clusterctl pack-os --release" in error.value.hint
@@ -102,7 +102,7 @@ def test_a_bundle_that_is_replaced_is_read_again(inventory, tmp_path):
     assert choices(inventory)[0].packages == ("chrony", "opensm", "tree")
 
 
-def test_mistakes_that_the_inventory_shows_by_itself(inventory):
+def test_invalid_options_are_found_without_asking_nodes(inventory):
     options = service.Options(bundle={"rocky9": "a.osb", "hurd": "b.osb"}, packages=["$(reboot)"], replace=["a b"])
     found = dict.fromkeys(key for key, _ in service.problems(options, inventory))
     assert list(found) == ["bundle", "packages", "replace"]
@@ -124,9 +124,9 @@ def test_the_index_goes_to_the_nodes_without_the_packages(inventory, tmp_path):
     }
 
 
-def test_the_legs_are_the_bundle(inventory, tmp_path, monkeypatch):
+def test_parts_are_the_bundle(inventory, tmp_path, monkeypatch):
     path = make_bundle(tmp_path / "a.osb")
-    monkeypatch.setattr(node, "_RANGE", 1000)
+    monkeypatch.setattr(node, "RANGE", 1000)
     parts = node.parts(choices(inventory)[0])
     assert b"".join(b"".join(part.blocks()) for part in parts) == path.read_bytes()
     assert [part.offset for part in parts] == list(range(0, path.stat().st_size, 1000))
@@ -160,7 +160,7 @@ LACKS = "name debian12-amd64\nlacks chrony opensm\n"
         (LACKS + "new chrony\nfree 1000\n", "0 MB free, 0 MB are needed; free some space"),
     ],
 )
-def test_what_a_node_says_is_judged(inventory, tmp_path, said, why):
+def test_answers_of_nodes_are_judged(inventory, tmp_path, said, why):
     make_bundle(tmp_path / "a.osb")
     chosen = choices(inventory)
     judged = node.judge(node.read(said), chosen, service.Options().replace)

@@ -1,6 +1,6 @@
 """What people see: on a terminal, in a pipe, with --json and --quiet."""
 
-# ruff: noqa: E501 - what is shown stands as it is shown
+# ruff: noqa: E501 - output lines are not wrapped
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_progress_and_an_end_without_a_start():
     assert screen.shown[1] == "x ...\nx: done in 1.0 s\ny: done in 2.0 s\n"
 
 
-def test_notices_and_findings():
+def test_notices_and_findings_are_shown():
     screen = Screen()
     finding = Finding("firewall", "gpu01", "FAIL", "29500/tcp is refused", "open", "ranks cannot meet", "open it")
     screen.emit(Notice("3 nodes"), Notice("mind\x1b[2J the gap", "warning"), Found(finding))
@@ -176,7 +176,7 @@ def test_log_lines_are_output_and_named_once_there_are_two_nodes():
     assert screen.shown == ("one\ntwo\ngpu02/0 | three\ngpu01 | four\n", "")
 
 
-def test_what_the_encoding_lacks_is_escaped():
+def test_characters_outside_the_encoding_are_escaped():
     screen = Screen(encoding="ascii")
     screen.emit(LogLine("gpu01", 0, "für \udc80"))
     assert screen.shown[0] == "f\\xfcr \\udc80\n"
@@ -285,7 +285,7 @@ def test_errors(error, shown):
 # --- a terminal -----------------------------------------------------------------------------------
 
 
-def test_a_terminal_shows_a_bar_and_keeps_what_happened():
+def test_terminal_shows_a_bar_and_keeps_earlier_lines():
     screen = Screen(terminal=True)
     screen.emit(*STAGE)
     screen.time += 10
@@ -347,7 +347,7 @@ def test_no_color_means_none():
 
 
 @pytest.mark.parametrize("environ", [{"CI": "true"}, {"TERM": "dumb"}])
-def test_no_bar_where_the_environment_rules_it_out(environ):
+def test_environment_can_disable_the_bar(environ):
     screen = Screen(terminal=True, environ=environ)
     screen.emit(*STAGE, StageFinished("send", 1.0))
     assert "Send release 0123456789ab ...\n" in screen.shown[1]
@@ -363,7 +363,7 @@ def test_a_terminal_without_unicode():
 # --- that showing never ends the work ----------------------------------------------------------------
 
 
-def test_a_reader_that_went_away_ends_results_only():
+def test_closed_reader_ends_results_only():
     read, write = os.pipe()
     os.close(read)
     gone = os.fdopen(write, "w", buffering=1)
@@ -377,7 +377,7 @@ def test_a_reader_that_went_away_ends_results_only():
         gone.close()
 
 
-def test_events_from_many_threads_keep_their_lines_whole():
+def test_lines_from_many_threads_are_not_mixed():
     screen = Screen()
     threads = [
         threading.Thread(target=lambda n=n: [screen.emit(Notice(f"{n}" * 50)) for _ in range(50)]) for n in range(8)
@@ -408,7 +408,7 @@ def test_a_table_of_steps():
     assert step_lines({}) == []
 
 
-def test_findings_that_differ_in_the_node_only_are_one():
+def test_findings_that_differ_only_in_the_node_are_merged():
     findings = [Finding("clock", f"gpu0{index}", "OK", "in step") for index in (1, 2)]
     findings.append(Finding("clock", "gpu03", "UNKNOWN", "no answer"))
     assert [line.text for line in finding_lines(findings)] == [
@@ -444,7 +444,7 @@ def test_time_spans(seconds, shown, short):
     assert (duration(seconds), clock(seconds)) == (shown, short)
 
 
-def test_what_was_there_before_is_not_speed_and_a_stall_shows():
+def test_speed_ignores_earlier_progress_and_a_stall_shows_none():
     meter = Meter(StageStarted("s", "S", 1000, "steps"), 0)
     assert meter.numbers(0) == "0/1000"
     meter.update(Progress("s", 500), 5)
@@ -464,7 +464,7 @@ def test_what_was_there_before_is_not_speed_and_a_stall_shows():
 
 
 @given(st.text())
-def test_clean_leaves_nothing_that_a_terminal_acts_upon(text):
+def test_clean_removes_all_control_characters(text):
     assert all(char == "\n" or char.isprintable() or ord(char) > 0x9F for char in clean(text))
 
 
@@ -476,5 +476,5 @@ def test_wrap_loses_no_word_and_breaks_none(words, indent, width):
     assert all(len(row) <= width or len(row.split()) == 1 for row in rows)
 
 
-def test_plain_keeps_what_json_knows():
+def test_plain_keeps_json_types():
     assert plain({"a": [1, 2.5, True, None, "x"], 3: float("inf")}) == {"a": [1, 2.5, True, None, "x"], "3": None}

@@ -1,4 +1,4 @@
-"""``pack-os`` with a real apt, against a mirror that the test makes; and what a reader refuses."""
+"""``pack-os`` with a real apt, against a mirror of the test; and refusals of a reader."""
 
 import hashlib
 import json
@@ -130,7 +130,7 @@ def test_a_package_that_was_changed_in_the_cache_is_fetched_again(pack, packed, 
         (("--help",), "'--help' is not the name of a package", ""),
     ],
 )
-def test_names_that_cannot_be_packed(pack, tmp_path, names, said, hint):
+def test_invalid_package_names(pack, tmp_path, names, said, hint):
     with pytest.raises(UsageError) as error:
         pack(*names)
     assert said in str(error.value)
@@ -139,7 +139,7 @@ def test_names_that_cannot_be_packed(pack, tmp_path, names, said, hint):
 
 
 @needs
-def test_a_mirror_that_another_key_has_signed_is_refused(pack, tmp_path):
+def test_mirror_signed_by_another_key_is_refused(pack, tmp_path):
     other = make(tmp_path / "other", "jammy", ())
     with pytest.raises(UsageError, match=r"the mirror copy:\S+ is not signed by a key of .*other/keyring.gpg"):
         pack("clock", keyring=other.keyring)
@@ -159,7 +159,7 @@ def test_a_mirror_without_the_release_is_named(pack, tmp_path):
 
 @needs
 def test_a_mirror_that_cannot_be_reached_is_named(pack, mirror):
-    with socket.socket() as taken:  # bound, and nobody listens
+    with socket.socket() as taken:  # bound, without a listener
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}/ubuntu"
         with pytest.raises(UsageError, match=f"the mirror {address}/dists/jammy/InRelease failed") as error:
@@ -168,7 +168,7 @@ def test_a_mirror_that_cannot_be_reached_is_named(pack, mirror):
 
 
 @needs
-def test_a_package_that_is_not_the_one_of_the_signed_index(tmp_path):
+def test_package_that_differs_from_the_signed_index(tmp_path):
     damaged = make(tmp_path / "mirror", "jammy", (Deb("clock"),))
     file = next(damaged.folder.glob("pool/clock*"))
     file.write_bytes(file.read_bytes()[:-1] + b"x")
@@ -224,7 +224,7 @@ def damage(data, kind):
         ("of another kind", "is not a bundle"),
     ],
 )
-def test_a_bundle_that_is_not_whole_is_refused(packed, tmp_path, kind, said):
+def test_incomplete_bundle_is_refused(packed, tmp_path, kind, said):
     path = tmp_path / "bad.osb"
     path.write_bytes(damage(packed.read_bytes(), kind))
     with pytest.raises(BundleError, match=said) as error:
@@ -233,7 +233,7 @@ def test_a_bundle_that_is_not_whole_is_refused(packed, tmp_path, kind, said):
 
 
 @needs
-def test_every_truncation_is_noticed(packed, tmp_path):
+def test_every_truncation_is_detected(packed, tmp_path):
     data = packed.read_bytes()
     path = tmp_path / "short.osb"
     for length in range(0, len(data), 397):

@@ -1,4 +1,4 @@
-"""Commands that only read show what they got, name the nodes that failed with their own reasons, and exit with 5."""
+"""Read-only commands show the received answers, name failed nodes with their reasons, and exit with 5."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_releases_of_the_nodes_that_answer_are_listed(cluster, run):
     assert json.loads(out)["error"]["reasons"] == {"gpu02": "no route to host"}
 
 
-def test_logs_without_those_of_a_node_are_no_success(cluster, run):
+def test_missing_logs_of_a_node_are_a_failure(cluster, run):
     code, out, err = run("logs", "r1")
     assert "hello" in out
     assert (code, "gpu02: no route to host" in err) == (5, True), err
     assert "no logs from gpu02" in err
 
 
-def test_metrics_of_another_node_than_the_first_are_said_to_be_so(cluster, run):
+def test_metrics_from_another_node_than_the_first_are_marked(cluster, run):
     cluster.answers["Lists the newest runs"] = state("gpu01", 1)
     _, _, err = run("metrics", "r1")
     assert "these are the numbers of gpu01; no answer from gpu02" in err

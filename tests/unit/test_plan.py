@@ -76,7 +76,7 @@ def test_the_output_is_the_recorded_one_in_80_columns(run, name):
         (["gpt2-xl", "-n", 1, "--gpus", 1, "--gpu", "T4", "--seq", 512], {"block_size": 512}, {"offload": "none"}),
     ],
 )
-def test_the_pick_is_said_as_options_that_the_trainer_takes(run, words, same, differs):
+def test_recommended_options_are_accepted_by_the_trainer(run, words, same, differs):
     code, out, _ = run("plan", *words, "--for", "own", "--method", "pretrain", "--json")
     said = json.loads(out)
     options = from_arguments(["--data", "x", *said["trainer_gpt"]])
@@ -89,12 +89,12 @@ def test_the_pick_is_said_as_options_that_the_trainer_takes(run, words, same, di
     assert f"for trainer.gpt: {' '.join(said['trainer_gpt'])}" in shown
 
 
-def test_only_an_own_gpt2_is_said_as_options_of_the_trainer(run):
+def test_trainer_options_are_empty_for_other_programs_and_models(run):
     for words in (["gpt2-xl", "-n", 1], ["llama-3-8b", "-n", 1, "--for", "own"]):
         assert json.loads(run("plan", *words, "--json")[1])["trainer_gpt"] == []
 
 
-def test_json_has_all_of_it_and_nothing_else_is_printed(run):
+def test_json_has_all_fields_and_nothing_else_is_printed(run):
     code, out, _ = run("plan", "llama-3-8b", "-n", 2, "--json")
     said = json.loads(out)
     assert code == 0
@@ -140,7 +140,7 @@ def test_json_has_all_of_it_and_nothing_else_is_printed(run):
         (["llama-3-70b", "-n", "1", "--gpu", "T4", "--host-memory", "1", "--write", "a.yaml"], "nothing fits", "-n"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused_with_the_way_out(run, words, said, way_out):
+def test_bad_input_is_refused_with_a_hint(run, words, said, way_out):
     code, out, err = run("plan", *words)
     assert (code, out) == (2, "")
     assert said in " ".join(err.split())
@@ -163,7 +163,7 @@ def test_bad_input_is_refused_with_the_way_out(run, words, said, way_out):
         ({**GPT2, "n_head": 7}, "a width of 1600 is not divisible by 7 heads"),
     ],
 )
-def test_a_config_that_cannot_be_used_names_what_is_wrong(run, model, config, said):
+def test_unusable_config_is_refused_with_the_reason(run, model, config, said):
     code, _, err = run("plan", model(config), "-n", 1)
     assert code == 2
     assert said in " ".join(err.split())
@@ -196,7 +196,7 @@ def test_a_config_is_the_model_of_the_table(model):
         ("qwen3-0.6b", "qwen3-0.6b"),
     ],
 )
-def test_names_are_taken_as_hubs_write_them(words, name):
+def test_names_of_model_hubs_are_accepted(words, name):
     assert load(words).name == name
 
 
@@ -236,7 +236,7 @@ def test_adapters_are_put_where_the_trainer_finds_matrices(run, tmp_path):
         assert yaml.safe_load((tmp_path / "lora.yaml").read_text())["lora_target"] == target
 
 
-def test_an_own_script_gets_numbers(run, tmp_path):
+def test_own_script_gets_numbers_instead_of_options(run, tmp_path):
     words = ["-n", 1, "--gpus", 4, "--for", "own", "--method", "pretrain", "--write", "ds.json"]
     assert run("plan", "gpt2-xl", *words)[0] == 0
     config = json.loads((tmp_path / "ds.json").read_text())
@@ -245,7 +245,7 @@ def test_an_own_script_gets_numbers(run, tmp_path):
     assert "auto" not in json.dumps(config)
 
 
-def test_nvme_wants_a_path_only_where_it_is_picked(run):
+def test_nvme_needs_a_path_only_if_it_is_recommended(run):
     words = ("llama-2-13b", "-n", 1, "--gpus", 1, "--gpu", "A10", "--host-memory", 60, "--global-batch", 8)
     assert json.loads(run("plan", *words, "--json")[1])["best"]["setup"]["optimizer_at"] == "nvme"
     code, _, err = run("plan", *words, "--write", "a.json")
@@ -271,7 +271,7 @@ def test_ds_config_prints_writes_and_refuses(run, tmp_path):
     assert "cannot use no/such/folder.json" in err
 
 
-def test_one_gpu_trains_without_offload_where_it_is_as_fast():
+def test_one_gpu_trains_without_offload_if_that_is_as_fast():
     cluster = Cluster(1, 1, find("P100"), find("P100").memory)
     picked = plan(Training(MODELS["llama-13b"], "qlora", 1024, 1, "trainer"), cluster).best
     assert (picked.setup.stage, picked.setup.optimizer_at) == (0, "gpu")
@@ -287,7 +287,7 @@ def test_one_gpu_trains_without_offload_where_it_is_as_fast():
     st.integers(1, 40),
     st.sampled_from(["trainer", "own"]),
 )
-def test_every_plan_is_whole(name, method, gpu, nodes, gpus, share, program):
+def test_every_plan_is_complete(name, method, gpu, nodes, gpus, share, program):
     cluster = Cluster(nodes, gpus, find(gpu), find(gpu).memory)
     training = Training(MODELS[name], method, 1024, share * cluster.world, program)
     made = plan(training, cluster)
@@ -321,7 +321,7 @@ def test_every_plan_is_whole(name, method, gpu, nodes, gpus, share, program):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("gpus", [1, 8])
-def test_the_ladder_leads_down_and_the_free_rungs_come_first(name, gpus):
+def test_ladder_reduces_memory_and_starts_with_free_steps(name, gpus):
     program = "own" if MODELS[name].family == "gpt2" else "trainer"  # whose loss may be in pieces
     training = Training(MODELS[name], "full", 1024, 64, program)
     found = ladder(training, Cluster(1, gpus, GPUS["A100"], 80), Setup(0, micro_batch=8, flash=False))
@@ -335,8 +335,8 @@ def test_the_ladder_leads_down_and_the_free_rungs_come_first(name, gpus):
     assert needs[-1] < found.needs / 3
 
 
-def test_a_cure_is_named_only_where_it_works():
-    """LLaMA-Factory's Liger kernels (model_utils/liger_kernel.py of 0.9.5) know no GPT-2."""
+def test_remedy_is_named_only_if_it_works():
+    """LLaMA-Factory's Liger kernels (model_utils/liger_kernel.py of 0.9.5) do not support GPT-2."""
     for name, program, named in (
         ("gpt2-medium", "trainer", False),
         ("gpt2-medium", "own", False),
@@ -349,8 +349,8 @@ def test_a_cure_is_named_only_where_it_works():
         assert any("loss in chunks" in each for each in words) == (named or program == "own")
 
 
-def test_what_is_no_cure_is_none():
-    """What the guides recommend, on the model that they recommend it for."""
+def test_ineffective_remedies_save_no_memory():
+    """The guides' recommendations, on the guides' model."""
     training, cluster = Training(MODELS["llama-2-7b"], "full", 2048, 64), Cluster(1, 4, GPUS["A100"], 40)
     for setup in (Setup(2, overlap=True), Setup(3)):
         before = gpu_memory(training, cluster, setup.with_(bucket=200_000_000)).allocated
@@ -364,7 +364,7 @@ def planned(run, *words):
     return json.loads(out)
 
 
-def test_the_pick_has_what_its_own_ladder_would_recommend(run):
+def test_no_step_of_the_ladder_is_faster_than_the_recommendation(run):
     """Of llama-3-8b on 8 H100 the ladder once started with a rung that was faster than the pick."""
     for words in (["llama-3-8b", "-n", 1, "--gpu", "H100"], ["qwen2.5-7b", "-n", 2], ["gpt2", "-n", 1]):
         said = planned(run, *words)
@@ -377,7 +377,7 @@ def test_the_pick_has_what_its_own_ladder_would_recommend(run):
 
 
 @pytest.mark.parametrize("words", [["llama-3-8b", "-n", 1], ["llama-3-70b", "-n", 1, "--host-memory", 10]])
-def test_the_ladder_starts_at_the_pick_and_agrees_with_the_table(run, words):
+def test_ladder_starts_at_the_recommendation_and_matches_the_table(run, words):
     """Where nothing fits, it starts at the option that lacks least."""
     said = planned(run, *words)
     start = said["best"] or min((each for each in said["options"] if not each["fits"]), key=lacks)

@@ -1,4 +1,4 @@
-"""What the plan's numbers are worth: parameters, measured memory and speed, and what never may happen."""
+"""The accuracy of the plan: parameters, measured memory and speed, and invariants."""
 
 import json
 from dataclasses import replace
@@ -18,7 +18,7 @@ from trainer.plan.speed import speed, volumes
 
 MEASURED = json.loads((Path(trainer.plan.__file__).parent / "measured.json").read_text())["points"]
 
-# What the models' cards and transformers' own `num_parameters` say.
+# The numbers of the models' cards and of transformers' `num_parameters`.
 PARAMETERS = {
     "gpt2": 124_439_808,
     "gpt2-medium": 354_823_168,
@@ -57,7 +57,7 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_table_has_the_parameters_that_the_models_have(name):
+def test_parameter_counts_of_the_table_are_correct(name):
     assert MODELS[name].parameters == PARAMETERS[name]
 
 
@@ -90,11 +90,11 @@ OWN = [point for point in TIMED if point["source"] != "held out"]  # of the mach
 
 
 @pytest.mark.parametrize("point", WEIGHED, ids=name)
-def test_memory_is_what_was_measured(point):
+def test_memory_matches_the_measurements(point):
     assert gpu_memory(*of(point)).allocated / 1e9 == pytest.approx(point["allocated_gb"], rel=0.08)
 
 
-def test_speed_is_about_what_was_measured():
+def test_speed_is_near_the_measurements():
     """One step on a machine that others use too is no exact figure: its repetitions differ by up to a quarter."""
     off = sorted(abs(speed(*of(point)).tokens / point["tokens_per_second"] - 1) for point in OWN)
     assert len(off) > 90
@@ -104,7 +104,7 @@ def test_speed_is_about_what_was_measured():
 
 
 def test_speed_of_another_machine_is_predicted_where_the_gpu_decides():
-    """With fewer samples its slower processor does, of which the plan knows nothing."""
+    """With fewer samples its slower processor does, which the plan does not model."""
     held_out = [point for point in TIMED if point["source"] == "held out" and point["micro_batch"] >= 8]
     assert len(held_out) == 8
     for point in held_out:
@@ -134,7 +134,7 @@ GPU = st.sampled_from(list(GPUS.values()))
 
 @st.composite
 def cases(draw):
-    """A training, a cluster, and a setup whose batch divides whatever the number of GPUs is up to 64."""
+    """A training, a cluster, and a setup whose batch is divisible for any number of GPUs up to 64."""
     shape = draw(SHAPES)
     seq = draw(st.sampled_from([128, 512, 1024]))
     place = draw(st.sampled_from(PLACES))
@@ -167,7 +167,7 @@ def test_a_higher_stage_never_keeps_more(case):
 
 
 @given(cases())
-def test_what_saves_memory_saves_memory(case):
+def test_memory_saving_options_save_memory(case):
     training, cluster, setup = case
     total = gpu_memory(training, cluster, setup).total
     for change in (
@@ -193,7 +193,7 @@ def test_checkpointing_costs_the_inputs_of_the_blocks_at_most(case):
 
 
 @given(cases())
-def test_a_smaller_bucket_costs_what_the_blocks_between_keep_at_most(case):
+def test_cost_of_a_smaller_bucket_is_bounded(case):
     """It is full earlier, while the blocks whose gradients the larger one would have taken still keep theirs."""
     training, cluster, setup = case
     large, small = gpu_memory(training, cluster, setup), setup.with_(bucket=50_000_000)
@@ -210,7 +210,7 @@ def test_a_longer_sequence_and_a_larger_batch_need_no_less(case):
 
 
 @given(cases())
-def test_every_part_is_something_and_they_add_up(case):
+def test_parts_are_not_negative_and_add_up(case):
     memory = gpu_memory(*case)
     parts = [memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.logits, memory.buffers]
     assert all(part >= 0 for part in parts)
@@ -229,7 +229,7 @@ def test_speed_keeps_within_the_hardware(case):
     assert (made.network > 0) == (cluster.nodes > 1)
 
 
-def test_each_stage_sends_what_the_paper_and_deepspeed_say():
+def test_bytes_sent_by_each_stage_match_the_paper_and_deepspeed():
     training, cluster = Training(MODELS["gpt2-xl"], "full", 1024, 256), Cluster(1, 4, GPUS["A100"], 80)
     whole = 2 * 1_557_611_200 * 3 / 4
     assert volumes(training, cluster, Setup(0)) == (0, 2 * whole)

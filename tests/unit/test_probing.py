@@ -34,7 +34,7 @@ def shell(request):
 
 
 def ask(shell, *probes, limit=60, env=None, change=lambda text: text):
-    """The answers by check; everything that the script wrote is gone again."""
+    """The answers by check; every file that the script wrote is deleted again."""
     script = compile_probes(probes, token=TOKEN, limit=limit)
     done = subprocess.run(
         [*shell, "-c", change(script.text).replace("while sleep 1;", "while sleep 0.2;")],  # its seconds are short
@@ -51,7 +51,7 @@ def ask(shell, *probes, limit=60, env=None, change=lambda text: text):
 
 
 def left():
-    """What a script has written, as long as it is there."""
+    """The files of a script, while they exist."""
     return [path for place in PLACES.split() for path in Path(place).glob(f".clusterctl-{TOKEN}*")]
 
 
@@ -93,7 +93,7 @@ def test_equal_probes_run_once(shell, tmp_path):
     assert (tmp_path / "runs").read_text() == "x\nx\n"
 
 
-def test_without_its_tool_a_probe_is_not_begun(shell, tmp_path):
+def test_probe_without_its_tool_does_not_start(shell, tmp_path):
     ran = f"touch {quote(tmp_path / 'ran')}"
     found = ask(shell, Probe("os.a", ran, 60, "no-such-tool"), Probe("gpu.b", ran, 60, "no-such-tool-either"))
     assert found["os.a"].state == "missing"
@@ -101,7 +101,7 @@ def test_without_its_tool_a_probe_is_not_begun(shell, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_tool_that_hangs_costs_one_deadline_and_its_own_checks(shell, tmp_path):
+def test_hanging_tool_delays_one_deadline_and_affects_only_its_checks(shell, tmp_path):
     hang = f"echo begun; echo $$ >>{quote(tmp_path / 'begun')}; sleep 600 & sleep 600"
     found = ask(
         shell,
@@ -118,12 +118,12 @@ def test_a_tool_that_hangs_costs_one_deadline_and_its_own_checks(shell, tmp_path
         "os.b": "answered",
         "net.c": "answered",
     }
-    assert found["gpu.a"].out == "begun\n"  # what it has said is kept
+    assert found["gpu.a"].out == "begun\n"  # its output is kept
     assert (tmp_path / "begun").read_text().count("\n") == 2  # gpu.a and os.a
 
 
-def test_a_probe_that_does_not_die_is_left_behind(shell, tmp_path):
-    """A process in uninterruptible sleep (a dead NFS server) survives SIGKILL; here nobody sends it."""
+def test_unkillable_probe_is_abandoned(shell, tmp_path):
+    """A process in uninterruptible sleep (a dead NFS server) survives SIGKILL; here none is sent."""
     pid = tmp_path / "pid"
     found = ask(
         shell,
@@ -150,12 +150,12 @@ def test_a_script_that_is_stopped_leaves_nothing(shell, tmp_path):
     assert left() == []
 
 
-def test_at_the_limit_it_tells_what_it_has(shell):
+def test_script_reports_its_results_at_the_limit(shell):
     found = ask(shell, Probe("os.a", "echo a", 60), Probe("os.b", "sleep 600", 500), Probe("os.c", ":", 5), limit=5)
     assert [found[check].state for check in ("os.a", "os.b", "os.c")] == ["answered", "hung", "hung"]
 
 
-def test_where_nothing_can_be_written_probes_run_one_after_the_other(shell):
+def test_without_a_writable_folder_probes_run_one_after_the_other(shell):
     found = ask(
         shell,
         Probe("os.a", "echo a; exit 4", 60),
@@ -189,7 +189,7 @@ def test_frames_of_two_writers_may_mix():
     assert [found[check].state for check in ("os.a", "net.b")] == ["answered", "missing"]
 
 
-def test_an_output_that_was_cut_off_is_no_answer():
+def test_truncated_output_is_no_answer():
     script = compile_probes([Probe("os.a", ":", 60), Probe("os.b", ":", 60)], token=TOKEN, limit=9)
     found = parse(script, f"@clusterctl:{TOKEN}:out:0::\nhalf an ans")
     assert {answer.state for answer in found.values()} == {"hung"}

@@ -1,4 +1,4 @@
-"""What a push decides, without a node: parts, what a node lacks, what it refuses, and what its scripts are told."""
+"""Decisions of a push, without a node: parts, missing files, refusals, and the input of its scripts."""
 
 import os
 import random
@@ -32,7 +32,7 @@ def source(tmp_path):
 
 
 def seen(tree, **changes):
-    """What a node answers that has all of a tree."""
+    """The answer of a node with all files of a tree."""
     things = {one.path: NodeFile(one.type, one.mode, one.size, one.mtime, 0, one.target) for one in tree.found} | {
         "": NodeFile("dir", tree.mode, 0, 0, 0)
     }
@@ -49,13 +49,13 @@ LINK = NodeFile("link", 0o777, 1, 1, 0, "x")
 DEVICE = NodeFile("other", 0o644, 0, 0, 0)
 
 
-def test_a_push_left_in_the_source_stays_behind(source):
+def test_staging_folder_in_the_source_is_not_sent(source):
     (source / "sub/.clusterctl-push-folder").mkdir()
     (source / "sub/.clusterctl-push-folder/x").write_text("")
     assert [one.path for one in scan_tree(source).found] == ["a", "b", "link", "sub", "sub/c"]
 
 
-def test_where_some_files_have_their_place_the_legs_of_the_others_are_the_same(tmp_path):
+def test_existing_files_do_not_change_the_parts_of_the_others(tmp_path):
     for number in range(40):
         (tmp_path / f"{number:02}").write_bytes(bytes(100))
     tree = scan_tree(tmp_path)
@@ -77,7 +77,7 @@ def test_a_file_of_more_than_two_gibibytes(tmp_path):
     assert b"".join(parts[-1].blocks()) == b"a\0end"
 
 
-def test_legs_are_as_long_as_they_say_and_lie_apart(source):
+def test_parts_have_the_announced_size_and_separate_folders(source):
     (source / ("long " * 20)).write_text("x")
     (source / "large").write_text("xyz")
     tree = scan_tree(source)
@@ -102,12 +102,12 @@ def test_an_answer_may_hold_any_name(name):
 
 
 @pytest.mark.parametrize("answer", ["", "T user 0\n", "T user 0\nT tools \nT at 81a4 1 1 0 end\n"])
-def test_an_answer_that_broke_off_is_an_error(answer):
+def test_truncated_answer_is_an_error(answer):
     with pytest.raises(ClusterctlError, match="incomplete"):
         data.read(answer, "T")
 
 
-def test_what_a_node_has_is_not_sent(source):
+def test_existing_files_are_not_sent(source):
     tree = scan_tree(source)
     assert data.differing(tree, seen(tree)) == frozenset()
     assert not data.incomplete(tree, seen(tree))
@@ -115,7 +115,7 @@ def test_what_a_node_has_is_not_sent(source):
     assert data.differing(tree, changed) == {"a", "link", "sub/c"}
 
 
-def test_what_lies_behind_a_link_in_place_of_a_folder_is_not_there(source):
+def test_files_behind_a_link_in_place_of_a_folder_do_not_count(source):
     tree = scan_tree(source)
     there = seen(tree, sub=LINK)
     assert data.differing(tree, there) == {"sub/c"}
@@ -133,7 +133,7 @@ def test_what_lies_behind_a_link_in_place_of_a_folder_is_not_there(source):
         ("a", DEVICE, "/d/a is a device, pipe or socket on the node and a file here"),
     ],
 )
-def test_another_kind_is_refused(source, path, thing, words):
+def test_wrong_file_type_is_refused(source, path, thing, words):
     tree = scan_tree(source)
     assert words in refusal(tree, seen(tree, **{path: thing}), "/d")
 
@@ -145,7 +145,7 @@ def test_a_link_is_replaced(source, path, thing):
 
 
 def test_a_folder_of_another_user(source):
-    """Nothing can be put in it, which is said before anything is sent; and its mode is left alone."""
+    """No file can be put in it, which is reported before anything is sent; its mode is not changed."""
     tree = scan_tree(source)
     theirs = seen(tree, sub=NodeFile("dir", 0o755, 0, 0, 7), sub__c=None)
     closed = NodeTree(theirs.things, frozenset({"sub"}), 1000)
@@ -177,7 +177,7 @@ def test_a_folder_is_opened_before_and_closed_behind_everything(source):
     assert lines[-2:] == ["mode 555 sub/back\\\\slash\\n", "mode 500 sub"]
 
 
-def test_a_node_is_told_what_only_others_need(source):
+def test_list_for_a_node_includes_parts_for_other_nodes(source):
     tree = scan_tree(source)
     pushed = plan(tree, frozenset({"a"}))
     key = pushed.parts[0].key
@@ -212,11 +212,11 @@ def test_a_folder_is_staged_in_itself_and_a_file_beside_itself():
     assert file.staging != PushTarget.of(INVENTORY, "/data/y", folder=False).staging
 
 
-def test_what_broken_pushes_have_left_counts_as_room(source):
+def test_leftovers_of_broken_pushes_count_as_free_space(source):
     tree = scan_tree(source)
     has = NodeTree(free_bytes=600, staged=500)
     pushed = plan(tree, data.differing(tree, has))
-    assert pushed.room == 2 * pushed.size > 1100  # one part, which lies there twice for a moment
+    assert pushed.room == 2 * pushed.size > 1100  # one part, which exists twice for a moment
     for free, staged in ((pushed.room, None), (pushed.room - 500, 500), (0, pushed.room)):
         refuse_full(work(tree, pushed, NodeTree(free_bytes=free, staged=staged)), INVENTORY.nodes)
     with pytest.raises(PreflightError) as caught:

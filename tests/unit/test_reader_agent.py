@@ -40,7 +40,7 @@ def test_the_agent_reports_the_lines_of_the_trainers_log(tmp_path, log):
     assert told == [[getattr(each, name) for name in fields] for each in readings(data(log))]
 
 
-def test_what_is_no_number_is_null_in_events_and_comes_back(tmp_path):
+def test_nan_is_null_in_events_and_is_read_back(tmp_path):
     path = tmp_path / "trainer_log.jsonl"
     progress = Progress(path)
     path.write_text('{"current_steps": 3, "loss": NaN}\n')
@@ -50,7 +50,7 @@ def test_what_is_no_number_is_null_in_events_and_comes_back(tmp_path):
     assert math.isnan(reader.said(event).values["loss"])
 
 
-def test_what_a_run_log_holds_is_read_by_diagnose_alike():
+def test_diagnose_reads_the_same_values_from_a_run_log():
     lines = reading.log(data("gpt.log").decode(), "node01")
     told = [(each["step"], each.get("loss"), each.get("eval_loss")) for each in reading.progress(lines)]
     assert told == [(each.step, each.loss, each.eval_loss) for each in readings(data("gpt.log"))]

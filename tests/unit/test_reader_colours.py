@@ -1,4 +1,4 @@
-"""Lines with colours: the reader finds in them what it finds without, in files of any trainer."""
+"""Lines with colours give the same readings as lines without, for any trainer."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_agent_and_diagnose_read_single_lines_with_colours():
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_a_log_in_colours_tells_the_same(log):
+def test_colours_do_not_change_the_readings(log):
     """Each line starts and ends with a code."""
     content = data(log)
     lines = [RED + line + PLAIN if line.strip() else line for line in re.split(rb"(?<=[\r\n])", content)]
@@ -46,7 +46,7 @@ def test_a_number_may_have_a_colour():
     assert (reading.step, reading.loss) == (12, 2.4519)
 
 
-def test_the_bar_below_another_one_is_no_ones_step():
+def test_step_comes_from_the_training_bar_and_not_from_one_below_it():
     line = b"{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.5}\n"
     lower = b"\r" + RED + b" 50%|#####     | 4/8 [00:00<00:00, 9.2it/s]" + PLAIN + b"\x1b[A"
     upper = b"\r" + RED + b" 10%|#         | 9/900 [00:01<00:09, 31.92it/s]" + PLAIN + b"\n"

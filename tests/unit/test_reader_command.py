@@ -1,4 +1,4 @@
-"""``clusterctl metrics`` and ``python -m trainer.reader``: what is shown, to people and to programs."""
+"""``clusterctl metrics`` and ``python -m trainer.reader``: output for people and for programs."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 
 def metrics(*arguments, text=None):
     """The command's answer, as at its end."""
-    reporter = Reporter(out=io.StringIO(), err=io.StringIO())
+    out = io.StringIO()
+    reporter = Reporter(out=out, err=io.StringIO())
     answer = CliRunner().invoke(cli, ["metrics", *map(str, arguments)], obj=reporter, input=text)
     if answer.exception and not isinstance(answer.exception, SystemExit):
         raise answer.exception
     reporter.finish()
-    return reporter._out.file.getvalue()
+    return out.getvalue()
 
 
 def test_a_table_ends_with_one_line_about_all_of_it():
@@ -66,7 +67,7 @@ def test_how_many_rows_a_table_has(arguments, count):
     assert lines[-2].split()[0] == "30"
 
 
-def test_losses_that_are_no_numbers_are_said():
+def test_losses_that_are_nan_are_reported():
     assert "no finite number at 11 of 16, first at 12" in metrics(FOLDER / "trainer_nan.log")
 
 
@@ -101,7 +102,7 @@ def test_stdin_and_a_folder(tmp_path):
     assert metrics("--csv", tmp_path) == metrics("--csv", "-", text=data("llamafactory.jsonl"))
 
 
-def test_files_are_parts_of_one_training(tmp_path):
+def test_several_files_are_read_as_one_training(tmp_path):
     content = data("nanogpt.log")
     at = content.index(b"Resuming training")
     for name, part in (("one", content[:at]), ("two", content[at:])):
@@ -129,7 +130,7 @@ def test_a_rank_of_several():
         (["--csv", "--json", FOLDER / "gpt.log"], "--csv and --json cannot be used together"),
     ],
 )
-def test_what_is_refused(arguments, said, tmp_path, monkeypatch):
+def test_invalid_arguments_are_refused(arguments, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=said) as refused:
         metrics(*arguments)
@@ -137,7 +138,7 @@ def test_what_is_refused(arguments, said, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("count", ["0", "-3", "some", "1.5"])
-def test_a_number_of_rows_is_one(count):
+def test_number_of_rows_is_positive_or_all(count):
     answer = CliRunner().invoke(cli, ["metrics", f"--last={count}", "x.log"], obj=Reporter())
     assert answer.exit_code == 2
     assert "must be at least 1, or all" in answer.output
@@ -202,7 +203,7 @@ def test_a_node_sends_the_lines_that_can_hold_a_number(tmp_path, shell):
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_node_that_has_nothing_sends_nothing(tmp_path, shell):
+def test_node_without_logs_sends_nothing(tmp_path, shell):
     for folder in (tmp_path, tmp_path / "none"):
         done = subprocess.run(
             [*SHELLS[shell], "-c", script(folder)], capture_output=True, text=True, timeout=60, check=True
@@ -218,7 +219,7 @@ def inventory(tmp_path):
 
 
 class Nodes:
-    """Connections that run every script here, and remember whose it was."""
+    """Connections that run every script here, and record its node."""
 
     def __init__(self, *_):
         self.asked = []
@@ -252,7 +253,7 @@ def test_a_runs_numbers_come_from_its_first_node(inventory, monkeypatch, tmp_pat
     assert refused.value.hint == "clusterctl logs r"
 
 
-def test_what_is_here_stands_in_where_no_node_answers(inventory, monkeypatch):
+def test_local_copies_are_used_if_no_node_answers(inventory, monkeypatch):
     down = NodesFailedError("no answer", reasons={"node01": "no route"})
 
     def silent(*_):

@@ -1,4 +1,4 @@
-"""What single lines tell, of every trainer that is known, and lines that look like theirs."""
+"""Readings of single lines of every known trainer, and of lines that look like theirs."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_line(line, source, values, before):
 
 
 @pytest.mark.parametrize("line", [line for line, _, _ in LINES])
-def test_every_line_that_tells_something_holds_a_mark(line):
+def test_every_readable_line_contains_a_mark(line):
     assert any(mark in line for mark in MARKS)
 
 
@@ -146,12 +146,12 @@ def test_every_line_that_tells_something_holds_a_mark(line):
         "step=99999999999999999999, skipped=0, lr=[0.1], mom",
     ],
 )
-def test_a_line_that_is_torn_or_another_one_tells_nothing(line):
+def test_torn_or_foreign_line_gives_no_reading(line):
     assert list(every(line)) == []
     assert step(line) is None
 
 
-def test_what_joined_lines_tell_is_told_for_each_of_them():
+def test_each_of_several_joined_lines_is_read():
     line = "{'loss': '5.2', 'epoch': '1'}{'loss': '5.3', 'gr{'loss': '5.4', 'epoch': '1'}iter 3: loss 1.5, time 2.00ms"
     assert [each.values["loss"] for each in every(line)] == [5.2, 5.4, 1.5]
 
@@ -186,7 +186,7 @@ def test_keys_of_any_order_and_other_keys_do_not_matter():
         ("[7] ", None),
     ],
 )
-def test_whose_line_it_is(before, rank):
+def test_rank_of_a_line(before, rank):
     (found,) = read([f"{before}iter 3: loss 1.5, time 2.00ms\n"])
     assert found == Reading(3, 1.5, ms=2.0, rank=rank, source="nanogpt")
 
@@ -212,7 +212,7 @@ def test_no_number_in_a_real_line_raises(draw):
     list(series(read([line + "\n"])))
 
 
-def test_a_duration_of_5000_digits_is_none():
+def test_duration_of_5000_digits_is_ignored():
     (found,) = read([f'{{"current_steps": 5, "total_steps": 8, "loss": 4.5, "elapsed_time": "{"9" * 5000}:00:02"}}\n'])
     assert (found.step, found.loss) == (5, 4.5)
 
@@ -243,7 +243,7 @@ def test_a_part_of_a_real_line_gives_nothing_that_the_line_does_not(log, draw):
         " iteration 1/ 1 |" * 240,
     ],
 )
-def test_no_line_takes_long(line):
+def test_every_line_is_read_quickly(line):
     for mark in MARKS:
         assert cpu_time(lambda text=mark + line: list(every(text))) < cpu_time(lambda: sum(range(400_000)))
 

@@ -1,4 +1,4 @@
-"""What recorded logs of real trainers tell, step by step."""
+"""Readings of recorded logs of real trainers, step by step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_without_a_bar_lines_are_counted_by_the_logging_steps_that_the_log_names
     assert found.resumes == (Resume(after=32, at=22),)
 
 
-def test_without_a_bar_and_without_that_no_step_is_told():
+def test_without_a_bar_and_logging_steps_readings_have_no_step():
     text = data("trainer_plain.log").replace(b"logging_steps=", b"logging_steps ")
     told = readings(text)
     assert len(told) == 28
@@ -62,18 +62,18 @@ def test_lines_are_counted_by_the_logging_steps_that_are_given():
     assert series(readings(text, logging_steps=2)).last(16) == rows("trainer_plain.log")
 
 
-def test_a_line_that_is_missing_ends_the_counting():
+def test_missing_line_ends_the_counting():
     lines = data("trainer_plain.log").split(b"\n")
     broken = [line for line in lines if b"'epoch': '0.125'" not in line]
     assert len(broken) == len(lines) - 1
     steps = [each.step for each in readings(b"\n".join(broken)) if each.loss is not None]
     assert steps[:2] == [2, None]
     assert set(steps[2:15]) == {None}
-    assert steps[15:] == [22, 24, 26, 28, 30, 32]  # what goes on names its step
+    assert steps[15:] == [22, 24, 26, 28, 30, 32]  # a resumed training names its step
 
 
 @pytest.mark.parametrize("log", ["trainer_nan.log", "nanogpt_nan.log"])
-def test_losses_that_are_no_numbers_come_as_such(log):
+def test_losses_that_are_nan_are_kept(log):
     losses = column(log, "loss")
     first = 12 if log == "trainer_nan.log" else 1
     assert all(math.isnan(loss) == (step >= first) for step, loss in losses.items())
@@ -88,7 +88,7 @@ def test_lines_that_torchrun_joins_by_ranks_name_no_step():
 
 
 @pytest.mark.parametrize(("log", "digits"), [("llamafactory.log", 1e-3), ("llamafactory.jsonl", 0)])
-def test_llamafactory_tells_the_same_in_both_of_its_logs(log, digits):
+def test_both_logs_of_llamafactory_give_the_same_readings(log, digits):
     found = series(readings(data(log)))
     assert (found.resumes, found.total) == ((Resume(after=28, at=18),), 28)
     exact = {each["current_steps"]: each for each in map(json.loads, data("llamafactory.jsonl").splitlines())}
@@ -99,7 +99,7 @@ def test_llamafactory_tells_the_same_in_both_of_its_logs(log, digits):
     assert all(row.tokens_per_second > 1000 for row in found)
 
 
-def test_llamafactorys_grad_norm_is_in_what_it_prints_only():
+def test_grad_norm_of_llamafactory_is_only_in_its_printed_log():
     assert len(column("llamafactory.log", "grad_norm")) == 14
     assert column("llamafactory.jsonl", "grad_norm") == {}
 
@@ -124,7 +124,7 @@ def test_nanogpt():
     assert last.tokens_per_second == pytest.approx(128 / last.ms * 1e3)  # 128 tokens an iteration
 
 
-def test_our_own_trainer_tells_the_same_in_both_of_its_logs():
+def test_both_logs_of_the_gpt_trainer_give_the_same_readings():
     lines, records = series(readings(data("gpt.log"))), series(readings(data("gpt.jsonl")))
     assert lines.resumes == records.resumes == (Resume(after=6, at=4),)
     assert [row.step for row in lines] == [row.step for row in records] == list(range(1, 9))
@@ -135,7 +135,7 @@ def test_our_own_trainer_tells_the_same_in_both_of_its_logs():
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_no_log_gives_a_reading_that_tells_nothing(log):
+def test_no_reading_is_empty(log):
     for each in readings(data(log)):
         assert any(value is not None for value in each[1:7]), each
         assert each.source

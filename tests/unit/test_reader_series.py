@@ -1,4 +1,4 @@
-"""Readings as a series: steps that lines share, that a resume makes again, that ranks tell, that nobody names."""
+"""Readings as a series: steps of several lines, of resumed runs and of ranks, and lines without steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_lines_about_one_step_make_one_row():
     assert (found.total, found.resumes, found.sources) == (90, (), {"deepspeed", "trainer"})
 
 
-def test_the_last_telling_of_a_step_counts_and_later_ones_of_before_go():
+def test_last_reading_of_a_step_is_used_and_later_steps_of_before_are_dropped():
     found = series([*losses(10, 20, 30, 40), *losses(25, 30, add=0.5)])
     assert told(found) == {10: 10, 20: 20, 25: 25.5, 30: 30.5}
     assert found.resumes == (Resume(after=40, at=25),)
@@ -51,7 +51,7 @@ def test_a_source_that_is_behind_another_one_is_no_resume():
     assert found.resumes == ()
 
 
-def test_the_other_sources_of_a_resumed_run_go_back_with_it():
+def test_resume_resets_the_other_sources():
     times = [Reading(step, ms=7.0, source="deepspeed") for step in (2, 3)]
     before = [Reading(step, ms=5.0, source="deepspeed") for step in (1, 2, 3)]
     found = series([*losses(1, 2, 3), *before, *losses(2, add=0.5), *times, *losses(3, add=0.5)])
@@ -59,14 +59,14 @@ def test_the_other_sources_of_a_resumed_run_go_back_with_it():
     assert found.resumes == (Resume(3, 2),)
 
 
-def test_a_step_that_is_told_twice_in_a_row_is_no_resume():
-    """Ranks that do not say who they are, or a last line that sums up."""
+def test_repeated_step_is_no_resume():
+    """Ranks without a number in their lines, or a last line with a summary."""
     found = series([*losses(1, 2), *losses(2, add=0.5), Reading(2, eval_loss=3.0, source="nanogpt"), *losses(3)])
     assert [(row.step, row.loss, row.eval_loss) for row in found] == [(1, 1, None), (2, 2.5, 3.0), (3, 3, None)]
     assert found.resumes == ()
 
 
-def test_what_is_no_number_is_told_and_is_not_what_is_missing():
+def test_nan_is_kept_and_differs_from_a_missing_value():
     found = list(series([Reading(1, loss=math.nan, lr=math.inf, source="trainer")]))
     assert math.isnan(found[0].loss)
     assert found[0].lr == math.inf
@@ -85,12 +85,12 @@ def test_each_rank_has_separate_rows_and_the_lowest_with_a_loss_is_shown():
     assert list(series(readings, rank=7)) == []
 
 
-def test_what_names_no_rank_is_rank_0s():
+def test_reading_without_a_rank_belongs_to_rank_0():
     found = series([*losses(1), Reading(1, ms=9.0, source="deepspeed", rank=0)])
     assert list(found) == [Row(1, loss=1, ms=9.0)]
 
 
-def test_where_no_step_is_told_lines_are_numbered():
+def test_readings_without_steps_are_numbered():
     readings = [Reading(eval_loss=9.0), Reading(loss=5.0), Reading(loss=4.0), Reading(eval_loss=4.5), Reading(ms=3.0)]
     found = series(readings)
     assert found.counted
@@ -98,7 +98,7 @@ def test_where_no_step_is_told_lines_are_numbered():
     assert not series([*readings, *losses(7)]).counted
 
 
-def test_of_nothing():
+def test_empty_series():
     found = series([])
     assert (len(found), list(found), found.ranks, found.total, found.counted, found.last(3)) == (
         0,
@@ -118,7 +118,7 @@ def test_the_last_rows():
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 30)), st.lists(st.integers(0, 30)))
-def test_steps_rise_and_each_has_the_value_that_was_told_last(one, other):
+def test_steps_rise_and_each_has_its_last_value(one, other):
     readings = losses(*one, source="a") + losses(*other, source="b", add=0.5)
     found = list(series(readings))
     steps = [row.step for row in found]
@@ -133,7 +133,7 @@ def after(steps):
     return [step for place, step in enumerate(steps) if all(later >= step for later in steps[place:])]
 
 
-def test_two_logs_of_a_resumed_run_tell_of_one_resume():
+def test_two_logs_of_a_resumed_run_give_one_resume():
     lines = [*losses(1, 2, 3), *losses(2, 3, 4, add=0.25)]
     records = [
         each._replace(source="trainer_log", grad_norm=1.0)

@@ -30,7 +30,7 @@ def test_the_size_of_the_blocks_does_not_matter(log, block):
 
 
 @pytest.mark.parametrize("log", LOGS)
-def test_a_file_its_lines_and_its_text_tell_the_same(log):
+def test_file_lines_and_text_give_the_same_readings(log):
     with (FOLDER / log).open("rb") as file:
         assert repr(list(read(file))) == repr(WHOLE[log])
     assert repr(list(read(data(log).decode().splitlines(keepends=True)))) == repr(WHOLE[log])
@@ -40,7 +40,7 @@ def test_a_file_its_lines_and_its_text_tell_the_same(log):
 
 @settings(deadline=None)
 @given(st.sampled_from(LOGS), st.data())
-def test_a_log_that_is_cut_short_tells_the_beginning_of_the_same(log, draw):
+def test_truncated_log_gives_the_first_readings(log, draw):
     content = data(log)
     told = readings(content[: draw.draw(st.integers(0, len(content)))])
     assert repr(told[:-1]) == repr(WHOLE[log][: len(told[:-1])])
@@ -51,7 +51,7 @@ def test_a_log_that_is_cut_short_tells_the_beginning_of_the_same(log, draw):
 
 @settings(deadline=None)
 @given(st.sampled_from(LOGS), st.data())
-def test_a_log_without_its_beginning_tells_nothing_else(log, draw):
+def test_log_without_its_start_gives_no_other_readings(log, draw):
     """But for what stood there: whose line was torn, the tokens or examples of a step, the count of lines."""
     content = data(log)
     told = readings(content[draw.draw(st.integers(0, len(content))) :])
@@ -90,7 +90,7 @@ def test_progress_bars_between_lines_change_nothing(log, draw):
     assert readings(text.encode()) == WHOLE[log]
 
 
-def test_the_state_behind_a_line_has_its_step_and_the_one_before_may_be_old():
+def test_bar_after_a_line_has_its_step_and_the_one_before_may_be_old():
     text = f"\r{BAR % 3}\r      \r{{'loss': '5.2', 'epoch': '1'}}\n\r{BAR % 4}\r{BAR % 5}\n"
     assert list(read([text])) == [Reading(4, 5.2, ms=1e3 / 31.92, total=900, source="trainer")]
 
@@ -110,19 +110,19 @@ def test_other_bars_have_no_step_of_the_training(state):
     assert [each.step for each in read([text])] == [6]
 
 
-def test_where_two_lines_have_no_bar_between_them_no_step_is_told_any_more():
+def test_two_lines_without_a_bar_between_them_end_the_steps():
     line = "{'loss': '5.2', 'epoch': '1'}\n"
     told = list(read([line, line, f"\r{BAR % 4}\r", line, f"\r{BAR % 6}\r"]))
     assert [each.step for each in told] == [None, None, None]
 
 
-def test_the_bar_is_believed_more_than_a_count():
+def test_bar_overrides_the_count_of_lines():
     line = "{'loss': '5.2', 'epoch': '%s'}\n\r"
     text = ["logging_steps=10,\n", line % 0.1, BAR % 1, "\r", line % 1, BAR % 10, "\r"]
     assert [each.step for each in read(text)] == [1, 10]
 
 
-def test_lines_are_not_counted_where_the_first_step_has_one_of_its_own():
+def test_lines_are_not_counted_if_the_first_step_is_logged():
     lines = "".join(f"{{'loss': '5.2', 'epoch': '{epoch}'}}\n" for epoch in (0.1, 1, 2))
     assert [each.step for each in read(["logging_steps=10,\n", lines])] == [10, None, None]
     assert [each.step for each in read(["logging_first_step=True,\nlogging_steps=10,\n", lines])] == [None] * 3
@@ -135,7 +135,7 @@ def test_a_line_before_another_start_has_no_step():
     assert [each.step for each in told] == [None, 4]
 
 
-def test_a_slow_bar_tells_seconds_for_a_step():
+def test_slow_bar_shows_seconds_per_step():
     (found,) = read(["{'loss': '5.2'}\n\r  0%|   | 4/900 [01:01<4:09:00, 16.75s/it]\r"])
     assert found.ms == 16750
 
@@ -146,14 +146,14 @@ def test_whole_seconds_make_a_pace_when_there_are_enough_of_them():
     assert [each.ms for each in read(lines)] == [None, None, 1000, None, None, None]
 
 
-def test_examples_a_second_make_a_time_where_the_batch_is_known():
+def test_examples_per_second_give_a_time_if_the_batch_is_known():
     speed = "epoch=0/micro_step=8/global_step=4, RunningAvgSamplesPerSec=1.5, CurrSamplesPerSec=160.0, Mem=0GB\n"
     batch = "[config.py:678:print]   train_batch_size ............. 16\n"
     assert list(read([speed])) == []
     assert [each.ms for each in read([batch, speed])] == [100]
 
 
-def test_a_time_that_no_step_was_told_for_has_none():
+def test_time_without_a_step_has_no_step():
     line = "[Rank 0] time (ms) | fwd: 1.00 | bwd: 2.50 | bwd_inner: 2.00 | step: 0.50\n"
     told = list(read(["[Rank 0] step=2, skipped=0, lr=[0.1], mom=[]\n", line, line]))
     assert [(each.step, each.ms) for each in told] == [(2, None), (2, 4.0), (None, 4.0)]
@@ -163,7 +163,7 @@ def test_a_time_that_no_step_was_told_for_has_none():
     ("last", "count"),
     [("iter 2: loss 1.5, time 2.00ms, mfu", 1), ('{"current_steps": 2, "loss": 1.5}', 2), ("{'loss", 1)],
 )
-def test_a_last_line_without_a_newline_counts_where_its_end_is_seen(last, count):
+def test_last_line_without_a_newline_is_read_if_it_is_complete(last, count):
     assert len(list(read(["iter 1: loss 1.5, time 2.00ms\n", last]))) == count
 
 
@@ -196,7 +196,7 @@ def test_memory_does_not_grow_with_the_log(endless):
     assert peak < 16 * LIMIT
 
 
-def test_lines_of_any_length_leave_the_next_one_whole():
+def test_overlong_line_does_not_damage_the_next_one():
     random.seed(0)
     junk = re.sub(rb"[\r\n]", b"", random.randbytes(5 * LIMIT))
     content = junk + b"\niter 1: loss 1.5, time 2.00ms\n" + junk + b"\r" + junk + b"\niter 2: loss 1.5, time 2.00ms\n"

@@ -56,7 +56,7 @@ def places(inventory, manifest):
     return ReleasePaths.of(inventory, manifest.release_id)
 
 
-def test_a_good_node_takes_it(inventory, manifest):
+def test_suitable_node_is_accepted(inventory, manifest):
     assert examine.judge(GOOD, inventory, manifest) is None
 
 
@@ -95,7 +95,7 @@ def test_a_bad_node_is_refused_with_the_reason(inventory, manifest, change, mess
         {"glibc": "2.100"},
     ],
 )
-def test_what_is_no_reason_to_refuse(inventory, manifest, change):
+def test_unknown_or_sufficient_values_are_no_reason_to_refuse(inventory, manifest, change):
     assert examine.judge(replace(GOOD, **change), inventory, manifest) is None
 
 
@@ -106,7 +106,7 @@ def test_current_means_complete_and_linked(places):
     assert not examine.is_current(NodeFacts(release="complete", prefix_link="releases/else"), places)
 
 
-def test_the_action_says_what_each_node_needs(places):
+def test_action_of_each_node(places):
     facts = {
         "a": NodeFacts(release="complete", prefix_link=places.target),
         "b": NodeFacts(release="complete"),
@@ -119,7 +119,7 @@ def test_the_action_says_what_each_node_needs(places):
     assert repairs == {"a": "repair", "b": "repair", "c": "repair", "d": "send"}
 
 
-def test_an_answer_that_was_cut_off_is_noticed():
+def test_truncated_answer_is_detected():
     with pytest.raises(ClusterctlError, match="incomplete"):
         examine.read_facts("fact machine=x86_64\nfact glibc=glibc 2.36\n")
     with pytest.raises(ClusterctlError, match="incomplete"):
@@ -128,7 +128,7 @@ def test_an_answer_that_was_cut_off_is_noticed():
         catalog.verify_finding("node01", "abc", "checked 7\n")
 
 
-def test_only_what_was_packed_is_tried(places, manifest):
+def test_smoke_test_imports_only_packed_packages(places, manifest):
     planned = scripts.activate_steps(places, manifest, Relocated(PurePosixPath(places.release), ()))
     assert [step.name for step in planned] == ["complete", "seal", "smoke test", "mark", "switch", "tidy"]
     smoke = planned[2].do
@@ -148,7 +148,7 @@ def listing(current, complete, history, used=()):
 
 def test_the_previous_release_is_the_one_that_was_current_before():
     assert listing("b", "abc", "abcb").previous == "c"
-    assert listing("b", "ab", "acb").previous == "a"  # c is gone
+    assert listing("b", "ab", "acb").previous == "a"  # c is deleted
     assert listing("b", "ab", "").previous == "a"  # the history was lost
     assert listing("b", "b", "b").previous is None
     assert listing("b", "abc", "abc").previous == "a"  # the switch to c was killed before its rename
@@ -164,16 +164,16 @@ def test_the_previous_release_is_the_one_that_was_current_before():
         (listing("d", "d", "d"), 5, {"junk"}),
     ],
 )
-def test_what_prune_may_remove(found, keep, gone):
+def test_releases_that_prune_may_remove(found, keep, gone):
     assert set(found.removable(keep)) == gone
 
 
-def test_nothing_is_known_of_an_empty_node():
+def test_empty_node_has_no_releases():
     assert catalog.read_listing("end\n") == Releases()
     assert Releases().removable(1) == ()
 
 
-def test_a_finding_counts_and_names_what_differs():
+def test_finding_counts_and_names_differences():
     many = "".join(f"bad changed lib/{number}.py\n" for number in range(7))
     finding = catalog.verify_finding("node01", "abc", f"checked 90\n{many}bad added x y\nbad link bin/python\nend\n")
     assert finding.verdict == "FAIL"

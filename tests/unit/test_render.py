@@ -59,7 +59,7 @@ def test_sh_reads_words_back(items):
     assert sh_words(words(items)) == [item.encode() for item in items]
 
 
-def test_what_needs_no_quotes_has_none():
+def test_plain_words_are_not_quoted():
     assert [quote(value) for value in ("abc", 3, 1.5, PurePosixPath("/opt/env-2.1"), "")] == [
         "abc",
         "3",
@@ -70,7 +70,7 @@ def test_what_needs_no_quotes_has_none():
 
 
 @pytest.mark.parametrize("value", ["a\0b", None, True, ["a"], {"a": 1}, b"a"])
-def test_what_cannot_be_a_word_is_refused(value):
+def test_value_that_cannot_be_a_word_is_refused(value):
     with pytest.raises(ClusterctlError):
         quote(value)
 

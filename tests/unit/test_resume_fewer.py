@@ -60,7 +60,7 @@ def own_folders(plan, number):
 
 @pytest.mark.parametrize("job", JOBS.values(), ids=JOBS)
 @pytest.mark.parametrize("kept", [(0, 1), (0, 2), (1, 2), (0,), (2,)], ids=str)
-def test_the_plans_are_those_that_the_launcher_writes_for_these_nodes(job, kept):
+def test_plans_match_the_launcher_for_the_remaining_nodes(job, kept):
     """The order stays, ranks close up, and the script's own arguments of the same names are its own."""
     found = fewer([plans(job, (0, 1, 2))[number] for number in kept], f"10.0.0.{kept[0] + 1}")
     wanted = [own_folders(plan, number) for plan, number in zip(plans(job, kept), kept, strict=True)]
@@ -84,7 +84,7 @@ def test_another_first_node_is_reached_by_its_own_interface():
     assert {plan.link.host for plan in renewed(found, Facts(port=1, link_port=2), token="t")} == {"10.0.0.2"}
 
 
-def test_a_plan_of_no_launcher_is_refused():
+def test_plan_of_an_unknown_launcher_is_refused():
     with pytest.raises(UsageError, match="cannot be resumed on fewer nodes"):
         fewer([Plan("r1", "a", ("/bin/true",), {}, launcher="mpi")], "10.0.0.1")
 
@@ -111,7 +111,7 @@ WITHOUT_THIRD = run_of(gpu01=state("gpu01", 0), gpu02=state("gpu02", 1))
 @pytest.mark.parametrize(
     ("run", "nodes", "count", "chosen"),
     [
-        (ALL, NODES, None, None),  # nobody chose: all, or nothing
+        (ALL, NODES, None, None),  # no choice by the user: all, or nothing
         (ALL, NODES, 2, ("gpu01", "gpu02")),
         (ALL, (NODES[2], NODES[1]), None, ("gpu02", "gpu03")),  # in the order of the ranks
         (ALL, NODES[1:], 1, ("gpu02",)),
@@ -123,7 +123,7 @@ def test_the_nodes_that_a_run_continues_on(run, nodes, count, chosen):
     refuse_resume(Session(CLUSTER), run, {}, chosen=chosen)
 
 
-def test_more_nodes_than_the_run_had_are_refused_with_what_works():
+def test_more_nodes_than_the_run_had_are_refused_with_a_hint():
     with pytest.raises(UsageError, match=r"--nodes 4: run r1 ran on gpu\[01-03\]") as refused:
         remaining(Session(CLUSTER, NODES), ALL, {}, 4)
     assert refused.value.hint == "clusterctl resume --nodes 3 r1"
@@ -143,7 +143,7 @@ def test_a_silent_node_stops_a_resume_unless_it_was_excluded():
 # --- afterwards -----------------------------------------------------------------------------------
 
 
-def test_what_an_excluded_node_wrote_before_is_no_part_of_the_run_any_more():
+def test_state_of_an_excluded_node_is_no_longer_part_of_the_run():
     """Else the run would be failed for ever by a node that has left it."""
     later = {"nnodes": 2, "began": 200.0, "said": "finished"}
     run = run_of(gpu01=state("gpu01", 0), gpu02=state("gpu02", 0, **later), gpu03=state("gpu03", 1, **later))

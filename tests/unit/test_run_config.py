@@ -77,7 +77,7 @@ def refused(config, **options):
 # --- what travels --------------------------------------------------------------------------------
 
 
-def test_what_lies_beside_the_config_keeps_its_place(project):
+def test_files_beside_the_config_keep_their_paths(project):
     taken = config_files(project / "sft.yaml")
     assert names(taken) == [
         "job/data/dataset_info.json",
@@ -167,11 +167,11 @@ def test_every_key_that_names_files(project):
 
 
 @pytest.mark.parametrize("value", ["{stage: 2}", "null", "${oc.env:DS}"])
-def test_values_that_are_no_paths_of_ours(project, value):
+def test_values_that_are_not_local_paths(project, value):
     assert len(names(config_files(configure(project, deepspeed=value)))) == 5
 
 
-def test_a_tokenized_dataset_that_is_there_travels(project):
+def test_existing_tokenized_dataset_is_sent(project):
     write(project / "tokens" / "state.json", "{}")
     assert "job/tokens/state.json" in names(config_files(configure(project, tokenized_path="tokens")))
 
@@ -186,7 +186,7 @@ def test_links_are_followed(project, tmp_path):
     )
 
 
-def test_git_and_caches_stay_behind(project):
+def test_git_folder_and_caches_are_not_sent(project):
     write(project / "model" / ".git" / "HEAD", "")
     write(project / "model" / "__pycache__" / "x.pyc", "")
     assert len(names(config_files(project / "sft.yaml"))) == 5
@@ -201,7 +201,7 @@ def test_the_configs_name_is_safe_on_the_nodes(project, name, there):
     assert f"job/{there}" in taken.texts
 
 
-def test_do_train_is_missed(project):
+def test_missing_do_train_gives_a_notice(project):
     (notice,) = config_files(configure(project, drop=["do_train"])).notices
     assert "do_train" in notice
 
@@ -253,13 +253,13 @@ def test_an_absolute_dataset_file_is_on_the_nodes(project):
     assert len(names(config_files(project / "sft.yaml"))) == 4
 
 
-def test_a_hub_is_not_asked_when_there_is_a_file(project):
+def test_hub_is_not_used_if_there_is_a_file(project):
     info(project, tiny={"hf_hub_url": "x/y", "file_name": "tiny.json"})
     taken = config_files(project / "sft.yaml")
     assert json.loads(taken.texts["job/data/dataset_info.json"]) == {"tiny": {"file_name": "tiny.json"}}
 
 
-def test_media_beside_the_data_travel(project):
+def test_media_beside_the_data_are_sent(project):
     write(project / "data" / "images" / "1.jpg", "")
     info(project, tiny={"file_name": "tiny.json", "columns": {"images": "images"}})
     assert "job/data/images/1.jpg" in names(config_files(project / "sft.yaml"))
@@ -268,7 +268,7 @@ def test_media_beside_the_data_travel(project):
 # --- mistakes ------------------------------------------------------------------------------------
 
 
-def test_there_is_no_config(tmp_path):
+def test_missing_config(tmp_path):
     assert "does not exist" in refused(tmp_path / "sft.yaml")
 
 
@@ -295,7 +295,7 @@ def test_there_is_no_config(tmp_path):
         (b"model_name_or_path: /m\ndataset: {a: 1}", "sft.yaml:2: dataset: {'a': 1} is not the name"),
     ],
 )
-def test_configs_that_are_none(tmp_path, content, said):
+def test_invalid_configs(tmp_path, content, said):
     config = tmp_path / "sft.yaml"
     config.write_bytes(content)
     assert said in refused(config)
@@ -333,7 +333,7 @@ def test_an_unknown_dataset(project):
         (["x"], "is not a JSON object"),
     ],
 )
-def test_datasets_that_cannot_travel(project, entry, said):
+def test_datasets_that_cannot_be_sent(project, entry, said):
     info(project, tiny=entry)
     assert said in refused(project / "sft.yaml")
 
@@ -349,7 +349,7 @@ def test_no_dataset_info(project):
     assert "data/dataset_info.json does not exist" in refused(project / "sft.yaml")
 
 
-def test_too_much(project):
+def test_too_many_bytes_are_refused(project):
     said = refused(project / "sft.yaml", limit=100)
     assert "sft.yaml:2: model_name_or_path: 102 bytes of the" in said
     assert "the limit is 100 bytes" in said
@@ -366,7 +366,7 @@ def test_a_link_to_nothing(project):
     assert "model/gone cannot be read: No such file" in refused(project / "sft.yaml")
 
 
-def test_a_socket_cannot_travel(project):
+def test_socket_cannot_be_sent(project):
     os.mkfifo(project / "model" / "pipe")
     assert "neither a file nor a folder" in refused(project / "sft.yaml")
 
@@ -385,7 +385,7 @@ def test_a_socket_cannot_travel(project):
         "? model_name_or_path\n: ../the model",
     ],
 )
-def test_a_value_is_replaced_however_it_was_written(project, line):
+def test_value_is_replaced_in_every_spelling(project, line):
     write(project.parent / "the model" / "config.json", "{}")
     write(project / "sft.yaml", f"stage: sft\n{line}\nlearning_rate: 1.0e-4\n")
     data = config_of(config_files(project / "sft.yaml"))
@@ -413,7 +413,7 @@ def unpacked(data, folder):
     return {os.fsencode(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_tar_holds_what_was_taken(project, tmp_path):
+def test_tar_contains_the_collected_files(project, tmp_path):
     odd = os.fsdecode(b"new\nline \xff " + "ü".encode() + b"x" * 120)
     write(project / "model" / odd, "odd")
     write(project / "model" / "empty", "")
@@ -440,7 +440,7 @@ def test_the_tar_is_the_same_every_time(project):
 
 
 @pytest.mark.parametrize("now", ["w" * 99, "w" * 101, "x" * 100, None])
-def test_a_file_that_changes_meanwhile(project, now):
+def test_file_changed_while_it_is_sent(project, now):
     taken = config_files(project / "sft.yaml")
     weights = project / "model" / "weights.safetensors"
     if now is None:

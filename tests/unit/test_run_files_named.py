@@ -34,13 +34,13 @@ def put(path, text="x"):
         ["deepspeed", "train.py", "--deepspeed_config", "x" * 5000 + ".json"],
     ],
 )
-def test_a_configuration_that_is_not_there_is_refused(here, words):
+def test_missing_configuration_is_refused(here, words):
     with pytest.raises(UsageError, match="there is no such file in") as caught:
         pack(from_words(words))
     assert "--code DIR" in caught.value.hint
 
 
-def test_a_configuration_that_is_there_travels(here):
+def test_existing_configuration_is_sent(here):
     put(here / "conf/ds.json", "{}")
     taken = pack(from_words(["train.py", "--deepspeed", "conf/ds.json", "--report", "out.json", "--lr", "1"]))
     assert "job/conf/ds.json" in taken.digests
@@ -48,23 +48,23 @@ def test_a_configuration_that_is_there_travels(here):
     assert taken.there == ()
 
 
-def test_a_configuration_on_the_nodes_is_looked_for_there(here):
+def test_configuration_on_the_nodes_is_checked_there(here):
     taken = pack(from_words(["train.py", "--deepspeed", "/data//ds.json", "--log_file", "/data/x.json"]))
     assert taken.there == ("/data/ds.json",)
 
 
-def test_another_file_that_is_not_there_is_named(here):
+def test_other_missing_file_is_named(here):
     (notice,) = pack(from_words(["train.py", "--vocab", "vocab.json"])).notices
     assert notice.startswith("--vocab vocab.json: there is no such file in")
 
 
-def test_nothing_travels_with_a_module_of_the_environment(here):
+def test_nothing_is_sent_with_a_module_of_the_environment(here):
     put(here / "ds.json")
     with pytest.raises(UsageError, match="this run sends no files"):
         pack(from_words(["--deepspeed", "ds.json"], module="pkg.train"))
 
 
-def test_the_file_that_accelerates_configuration_names_must_travel(here):
+def test_file_named_in_accelerates_configuration_must_be_sent(here):
     text = "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\n"
     put(here / "a.yaml", text + "deepspeed_config: {deepspeed_config_file: conf/ds.json}\n")
     job = from_words(["train.py"], accelerate_config=Path("a.yaml"))

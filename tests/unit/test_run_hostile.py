@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import stat
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -156,7 +157,7 @@ def answer(state, *more):
 
 
 @pytest.mark.parametrize("state", [NESTED, DEEP, "{", "\x00", "1" * 5000, '{"node_rank": ' + "1" * 5000 + "}"])
-def test_a_state_that_is_none_is_no_run(state):
+def test_invalid_state_is_no_run(state):
     assert shown(answer(state)) == {}
 
 
@@ -182,7 +183,7 @@ def test_a_place_that_leads_out_of_the_folder_of_runs_is_no_run(place):
     assert parse_runs("node01", f"part {place} root\nstate {{}}", NAMES).parts == ()
 
 
-def test_of_another_user_s_run_the_owner_is_known():
+def test_owner_of_another_users_run_is_reported():
     found = shown(parse_runs("node01", "me 1000\nprivate run-7 1001 bob\nprivate ../x 0 root\nprivate", NAMES))
     assert list(found) == ["run-7"]
     run = found["run-7"]
@@ -193,7 +194,7 @@ def test_of_another_user_s_run_the_owner_is_known():
 
 
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), objects(EVENT)), max_size=8))
-def test_every_event_is_taken(tmp_path_factory, events):
+def test_every_event_is_accepted(tmp_path_factory, events):
     folder = tmp_path_factory.mktemp("run")
     said = []
     follower = Follower("run-1", NAMES, folder, emit=said.append)
@@ -206,7 +207,7 @@ def test_every_event_is_taken(tmp_path_factory, events):
 
 
 @pytest.mark.parametrize("line", [NESTED, DEEP, '{"event": "log", "at": ' + "9" * 5000 + "}", "\ud800", "null"])
-def test_a_line_that_is_no_event_is_a_line_of_the_launcher(line):
+def test_other_line_is_a_line_of_the_launcher(line):
     event = parsed(line)
     assert (event["event"], event["line"]) == ("log", line[:20_000])
 
@@ -224,11 +225,16 @@ def test_a_rank_that_is_a_path_makes_no_file_elsewhere(tmp_path):
     assert [path.name for path in tmp_path.rglob("*.log")] == ["launcher.log"]
 
 
+def open_files():
+    return len([*Path("/proc/self/fd").iterdir()])
+
+
 def test_a_node_with_very_many_ranks_needs_few_descriptors_and_files(tmp_path):
+    before = open_files()
     follower = Follower("run-1", NAMES, tmp_path, emit=lambda _: None)
     for rank in range(RANKS + 300):
         follower.take("node01", {"event": "log", "rank": rank, "line": "x"})
-        assert len(follower._files) <= OPEN
+        assert open_files() - before <= OPEN
     follower.take("node01", {"event": "log", "rank": 0, "line": "again"})
     follower.close()
     assert len(list((tmp_path / "node01").iterdir())) == RANKS + 1
@@ -269,7 +275,7 @@ def test_facts_have_their_types_or_are_refused(said):
 
 
 @pytest.mark.parametrize("text", [NESTED, DEEP, "", "[]", '{"gpus": "8"}', '{"infiniband": 3}', '{"runs": [{}]}'])
-def test_facts_that_are_none_are_an_error_with_a_reason(text):
+def test_invalid_facts_are_an_error_with_a_reason(text):
     if text == DEEP:
         text = '{"runs": ' + "[" * 985 + "]" * 985 + "}"
     with pytest.raises(ClusterctlError, match="the agent's answer cannot be read"):
@@ -287,7 +293,7 @@ def test_content_of_a_node_can_always_be_compared(said):
 
 
 @pytest.mark.parametrize("text", [NESTED, DEEP, "", "[]", '{"/a": []}', '{"/a": {"entries": {"x": "1"}}}'])
-def test_content_that_is_none(text):
+def test_invalid_content(text):
     assert readiness.parse_content(text) == {}
 
 
@@ -298,7 +304,7 @@ def test_every_answer_to_a_stop_is_a_proof(lines):
     assert isinstance(parse_proof("\n".join([*lines, "agent 0"])).problem, str)
 
 
-def test_an_answer_to_a_stop_that_is_nested_is_none():
+def test_deeply_nested_answer_to_a_stop_is_ignored():
     assert "the agent did not answer" in parse_proof(f"{NESTED}\nagent 1").problem
 
 
@@ -309,7 +315,7 @@ CHECKPOINT = {"name": "checkpoint-2", "layout": "trainer", "says": {"latest": "x
 OFFER = {"ranks": [0, 2], "latest": {"tag": "global_step2", "file": FILE}, "checkpoints": [CHECKPOINT]}
 
 
-def test_an_offer_is_taken_as_it_is():
+def test_valid_offer_is_accepted_unchanged():
     assert offers.problem(OFFER) == offers.problem({}) == offers.problem({"processes": 1}) == ""
     assert read_offer({"output": "/o", "offer": OFFER}, "node01") == {"output": "/o", "offer": OFFER}
     assert read_offer({"output": None, "offer": None}, "node01") == {"output": None, "offer": {}}
@@ -339,7 +345,7 @@ def test_an_offer_is_taken_as_it_is():
         {"checkpoints": [CHECKPOINT | {"layout": "other"}]},
     ],
 )
-def test_an_offer_that_is_none_is_refused(change):
+def test_invalid_offer_is_refused(change):
     assert offers.problem(OFFER | change)
     with pytest.raises(ClusterctlError, match="node01: its checkpoints cannot be read"):
         read_offer({"output": "/o", "offer": OFFER | change}, "node01")
@@ -352,13 +358,13 @@ def test_every_offer_is_refused_or_can_be_used(offer):
 
 
 @pytest.mark.parametrize("output", [1, [], "relative", "../x"])
-def test_an_output_folder_that_is_none(output):
+def test_invalid_output_folder(output):
     with pytest.raises(ClusterctlError, match="an invalid output folder"):
         read_offer({"output": output, "offer": {}}, "node01")
 
 
 @given(objects(["name", "step", "refused"]))
-def test_the_newest_checkpoint_is_one_that_was_offered(said):
+def test_newest_checkpoint_is_one_of_the_offers(said):
     assert newest(said, {"checkpoint-2"}).name in {None, "checkpoint-2"}
 
 
@@ -390,14 +396,14 @@ def test_every_event_of_a_measurement_can_be_used(said):
 @pytest.mark.parametrize(
     "line", [NESTED, DEEP, "", "[]", "{}", '{"event": []}', '{"event": "row"}', '{"event": "pair", "a": 9}']
 )
-def test_a_line_that_is_no_event_of_a_measurement(line):
+def test_invalid_events_of_a_measurement_are_ignored(line):
     assert netbench_events.parse(line, 2) is None
 
 
 # --- here --------------------------------------------------------------------------------------------------------
 
 
-def test_the_record_of_a_run_is_its_user_s_alone(tmp_path):
+def test_record_of_a_run_is_private(tmp_path):
     folder = tmp_path / "runs/run-1"
     folder.mkdir(parents=True)
     folder.chmod(0o755)
@@ -408,7 +414,7 @@ def test_the_record_of_a_run_is_its_user_s_alone(tmp_path):
     assert record.read(folder) is None
 
 
-def test_the_fields_of_our_own_files_fit():
+def test_fields_of_valid_files_are_kept():
     state = {"node_rank": 0, "state": "running", "step": None, "loss": 1.5, "left": [], "why": None, "saved": False}
     assert fields.valid_fields(state) == state
     assert fields.valid_fields({"loss": float("nan"), "step": -1, "node_rank": "0", "why": [], "other": []}) == {
@@ -445,5 +451,5 @@ def test_every_log_of_a_node_can_be_diagnosed(log, machine, kernel, events):
 
 
 @pytest.mark.parametrize("said", ["9" * 5000, "1." + "9" * 5000, "²"])
-def test_a_clock_that_tells_no_time(said):
+def test_invalid_time_of_a_node(said):
     assert clock.bounds(said, 0.0, 1.0) is None

@@ -90,7 +90,7 @@ def runs_of(*answers):
 # --- found ---------------------------------------------------------------------------------------
 
 
-def test_a_run_is_put_together_from_what_its_nodes_say():
+def test_run_is_merged_from_the_answers_of_its_nodes():
     run = runs_of(("node01", answer(said())), ("node02", answer(said("node02", 1))))["r1"]
     assert (run.nodes, run.state, run.live, run.missing, run.owner) == (
         ("node01", "node02"),
@@ -115,7 +115,7 @@ def test_an_agent_that_exits_without_an_end_is_lost(stat, change):
     assert (run.state, run.live) == (LOST, False)
 
 
-def test_what_a_node_says_of_itself_counts_more_than_what_others_see_in_a_shared_folder():
+def test_answer_of_a_node_overrides_the_shared_folder():
     both = answer(said(), said("node02", 1))
     run = runs_of(("node01", both), ("node02", both))["r1"]
     assert [part.alive for part in run.parts] == [True, True]
@@ -139,7 +139,7 @@ def test_invalid_answers_are_skipped():
     assert merge_runs([parse_runs("node01", "", [])]) == {}
 
 
-def test_the_pace_is_that_of_the_last_samples_and_of_this_attempt_only():
+def test_pace_uses_the_last_samples_of_this_attempt():
     assert pace_of([{"time": 0, "step": 90}, {"time": 10, "step": 40}, {"time": 30, "step": 50}]) == 2
     assert pace_of([{"time": 0, "step": 4}]) is None
     samples = [{"time": 0, "step": 20}, {"time": 40, "step": 40}]
@@ -173,7 +173,7 @@ IDS = ["20261121-071500-sft-3f2a", "20261121-081500-sft-aa11", "20261122-071500-
 
 
 @pytest.mark.parametrize(("word", "run"), [(None, 2), ("20261122", 2), ("3f2a", 0), (IDS[1], 1), ("dpo", 2)])
-def test_a_word_means_one_run(word, run):
+def test_prefix_of_an_id_selects_one_run(word, run):
     assert record.choose(word, IDS) == IDS[run]
 
 
@@ -186,13 +186,13 @@ def test_a_word_means_one_run(word, run):
         (None, [], "the nodes have no runs", "clusterctl train"),
     ],
 )
-def test_a_word_that_means_none_or_several_lists_what_there_is(word, known, message, listed):
+def test_unknown_or_ambiguous_run_lists_the_existing_ones(word, known, message, listed):
     with pytest.raises(UsageError, match=message) as caught:
         record.choose(word, known)
     assert listed in caught.value.hint
 
 
-def test_a_record_is_its_users_alone_and_is_changed_in_one_rename(tmp_path):
+def test_record_is_private_and_replaced_atomically(tmp_path):
     folder = record.folder_of(tmp_path / "inventory.yaml", "r1")
     record.write(folder, {"run": "r1", "state": "running"})
     record.change(folder, state="stopped")
@@ -202,7 +202,7 @@ def test_a_record_is_its_users_alone_and_is_changed_in_one_rename(tmp_path):
     assert record.read(folder) is None
 
 
-def test_runs_here_that_everybody_may_read_are_closed_by_the_next_command(tmp_path, monkeypatch):
+def test_next_command_makes_readable_records_private(tmp_path, monkeypatch):
     """``status``, ``logs``, ``collect``: whatever asks the nodes for runs."""
     inventory = Inventory(tmp_path / "inventory.yaml", PurePosixPath("/opt/env"), (NODE,))
     for name in ("r1", "r2", "no run"):
@@ -244,7 +244,7 @@ def test_a_table_of_runs_omits_unknown_columns():
     assert "node01 +1 ?" in row
 
 
-def test_a_table_of_runs_names_owners_where_others_have_some():
+def test_table_of_runs_names_owners_if_other_users_have_runs():
     found = runs_of(("node01", answer(said(uid=1001))))
     assert "alice" not in run_lines(found, 1065.0, {"node01": 1001})[1]
     assert "alice" in run_lines(found, 1065.0, {"node01": 0})[1]
@@ -261,13 +261,13 @@ def test_a_table_of_runs_fits_into_80_columns():
     assert "12000/120000" in lines[1]
 
 
-def test_all_nodes_of_a_run_show_its_steps_in_all():
+def test_all_nodes_of_a_run_show_its_total_steps():
     run = runs_of(("node01", answer(said())), ("node02", answer(said("node02", 1, total=None))))["r1"]
     rows = run_output(RunStatus(run, {}), 1065.0)[1].splitlines()
     assert ["40/120" in row for row in rows if row.startswith("node0")] == [True, True]
 
 
-def test_going_on_is_offered_where_it_can_work(tmp_path):
+def test_resume_is_suggested_only_if_it_can_work(tmp_path):
     run = runs_of(("node01", answer(said(state="failed", resumable=False), stat="")))["r1"]
     assert "resume" not in run_output(RunStatus(run, {}), 1065.0)[1]
     nothing = Stopped("r1", ("node01",), asked_to_save=True, resumable=False)
@@ -277,7 +277,7 @@ def test_going_on_is_offered_where_it_can_work(tmp_path):
         assert "clusterctl resume r1" in stop_output(replace(done, resumable=True))[1]
 
 
-def test_without_any_answer_nobody_is_left_to_go_on_with():
+def test_without_any_answer_exclude_is_not_suggested():
     cluster = Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), ())
     session = Session(cluster, typed=CommandLine("status"))
     assert session.without(["node02"], 2) == "to continue without: clusterctl status --exclude node02"
@@ -327,7 +327,7 @@ def stop_script(tmp_path, **values):
     return render("run/stop.sh.j2", run=str(tmp_path / "run"), **{**given, **values})
 
 
-def test_a_stop_is_proved_by_looking_for_processes_of_that_node(tmp_path):
+def test_stop_looks_for_processes_of_that_node(tmp_path):
     mark, name = f"CLUSTERCTL_RUN=proof-{os.getpid()}", "CLUSTERCTL_NODE=node01"
     env = dict(item.split("=", 1) for item in (mark, name))
     sleeper = subprocess.Popen([sys.executable, "-c", "input()"], env=env, stdin=subprocess.PIPE)
@@ -379,7 +379,7 @@ def test_unproved_facts_are_reported(out, problem):
 PROVED = parse_proof('{"left": [], "step": 12, "saved": true}\nproved processes\nproved ports\nproved gpus')
 
 
-def test_a_stop_says_what_it_has_proved_or_where_not(tmp_path):
+def test_stop_reports_what_it_verified_on_each_node(tmp_path):
     (tmp_path / "inventory.yaml").write_text("prefix: /x/current\nnodes: {\"node[01-02]\": '10.0.0.[1-2]'}\n")
     inventory = load(tmp_path / "inventory.yaml")
     session = Session(inventory)
@@ -398,7 +398,7 @@ def test_a_stop_says_what_it_has_proved_or_where_not(tmp_path):
     assert list(caught.value.reasons) == ["node02"]
 
 
-def test_another_users_run_is_refused_and_its_owner_named():
+def test_run_of_another_user_is_refused_with_its_owner():
     run = runs_of(("node01", answer(said(uid=1001))))["r1"]
     with pytest.raises(PreflightError, match="not yours") as caught:
         refuse_others(SESSION, run, Runs({}, {}, {"node01": 1000}), others_too=True)
@@ -427,7 +427,7 @@ def test_runs_that_cannot_resume_are_refused():
 # --- logs ----------------------------------------------------------------------------------------
 
 
-def test_lines_of_many_nodes_are_one_log_in_time():
+def test_lines_of_many_nodes_are_merged_by_time():
     one = [entry("a", "2026-01-01T00:00:01.000Z [0] x"), entry("a", "a line without a time")]
     two = [entry("b", "2026-01-01T00:00:00.500Z [launcher] y"), entry("b", "2026-01-01T00:00:02.000Z [1] z [0] z")]
     lines = merged([one, two])
@@ -438,7 +438,7 @@ def test_lines_of_many_nodes_are_one_log_in_time():
     assert merged([one, two], 0) == []
 
 
-def test_the_last_lines_of_one_rank_come_with_the_place_to_go_on_from(tmp_path):
+def test_last_lines_of_a_rank_come_with_the_offset_to_continue_from(tmp_path):
     text = "".join(f"2026-01-01T00:00:0{number}.000Z [{number % 2}] step {number}\n" for number in range(8))
     (tmp_path / "run.log").write_text(text)
     script = render("run/logs.sh.j2", logs=str(tmp_path), pattern=pattern(1), lines=2)
@@ -450,14 +450,14 @@ def test_the_last_lines_of_one_rank_come_with_the_place_to_go_on_from(tmp_path):
     assert Shell().run(tail).out == text[-11:]
 
 
-def test_a_line_that_is_none_stays_what_it_is():
+def test_unparsable_line_is_unchanged():
     assert entry("a", "x") == Entry("", "a", None, "x")
 
 
 # --- collected -----------------------------------------------------------------------------------
 
 
-def test_files_come_once_and_only_what_changed_comes_again(tmp_path):
+def test_files_are_fetched_once_and_again_after_a_change(tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
     (there / "sub dir").mkdir(parents=True)
     (there / "sub dir" / "-ünï\nfile").write_bytes(os.urandom(200_000))
@@ -516,14 +516,14 @@ def test_a_list_that_leads_out_of_the_folder_is_refused(name):
         parse_list(f"4 0.5 ok\0004 0 {name}\0", "node01")
 
 
-def test_files_that_did_not_come_are_missed(tmp_path):
+def test_missing_files_are_an_error(tmp_path):
     remote = hostile(("wanted", tarfile.REGTYPE, ""))
     with pytest.raises(ClusterctlError, match="1 of 2 files did not arrive, such as more"):
         fetch(remote, "/there", {"wanted": RemoteFile(4, 0), "more": RemoteFile(1, 0)}, tmp_path)
     assert (tmp_path / "wanted").read_bytes() == b"evil"
 
 
-def test_of_each_file_of_a_checkpoint_the_last_whole_one_is_taken_and_old_checkpoints_stay():
+def test_newest_complete_files_of_a_checkpoint_are_used_and_old_checkpoints_stay():
     def offer(**files):
         found = {name.replace("__", "."): [4, mtime, "m", torn] for name, (mtime, torn) in files.items()}
         return {"checkpoints": [{"name": "checkpoint-20", "layout": "trainer", "files": found}]}
@@ -576,7 +576,7 @@ def going(*ids):
         (["1-sft", "2-dpo"], "sft", "1-sft"),
     ],
 )
-def test_a_stop_means_the_run_that_is_running(monkeypatch, ids, word, meant):
+def test_stop_without_a_name_selects_the_running_run(monkeypatch, ids, word, meant):
     inventory, found = going(*ids)
     monkeypatch.setattr(runs_module, "find_all", lambda *_, **__: found)
     assert find(Session(inventory, [NODE]), word, live_first=True)[0].id == meant
@@ -601,14 +601,14 @@ def test_several_running_runs_are_named_with_the_command_for_each(monkeypatch):
     ("ids", "typed", "meant"),
     [(["1-a*"], "y", "1-a"), (["1-a*"], "", None), (["1-a*", "2-b*"], "2", "2-b"), (["1-a*", "2-b*"], "9", None)],
 )
-def test_a_terminal_says_what_it_will_stop_and_asks(monkeypatch, capsys, ids, typed, meant):
+def test_stop_on_a_terminal_names_the_run_and_asks(monkeypatch, capsys, ids, typed, meant):
     import io
 
     from provision.cli.terminal import asking_which
     from provision.errors import InterruptedByUser
     from provision.output import Reporter
 
-    assert asking_which(Reporter()) is None  # no terminal: nobody is asked
+    assert asking_which(Reporter()) is None  # no terminal: no question
     inventory, found = going(*ids)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{typed}\n"))
     for stream in (sys.stdin, sys.stderr):

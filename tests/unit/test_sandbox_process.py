@@ -1,4 +1,4 @@
-"""Processes of a rehearsal cluster are ended, and those that have ended already are no error."""
+"""Processes of a rehearsal cluster are stopped, and those that have already exited are no error."""
 
 import os
 import subprocess

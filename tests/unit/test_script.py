@@ -20,7 +20,7 @@ def test_results_carry_names_states_and_seconds():
     )
 
 
-def test_a_failed_step_carries_what_follows_its_marker():
+def test_failed_step_has_the_output_after_its_marker():
     out = "@clusterctl:T:start:0:one\n@clusterctl:T:step:0:failed:3:5\nno such\n\nfile\n"
     assert parse("T", out) == (StepResult("one", "failed", "no such\n\nfile", 0.005),)
 
@@ -46,15 +46,15 @@ def test_output_that_is_not_utf8_becomes_printable():
         " @clusterctl:T:step:0:ok:0:1",
         "@clusterctl:T:step:0:ok:0:1 ",
         "@clusterctl:T:step:0:ok:0",
-        "@clusterctl:T:start:0:one",  # begun, never ended
+        "@clusterctl:T:start:0:one",  # started, never finished
         "",
     ],
 )
-def test_anything_else_is_no_result(line):
+def test_other_lines_are_no_results(line):
     assert parse("T", line + "\n") == ()
 
 
-def test_a_clock_that_was_set_back_gives_no_negative_time():
+def test_clock_set_back_gives_no_negative_time():
     assert parse("T", "@clusterctl:T:step:0:ok:0:-9000\n")[0].seconds == 0
 
 
@@ -63,7 +63,7 @@ def test_the_same_steps_give_the_same_script():
     assert compile_steps(steps, token="T") == compile_steps(tuple(steps), token="T")
 
 
-def test_a_dry_run_does_not_even_hold_what_it_would_do():
+def test_script_of_a_dry_run_does_not_contain_the_actions():
     script = compile_steps([Step("a", "rm -rf everything", unless="test -e a")], token="T", dry_run=True)
     assert "rm -rf everything" not in script
     assert "test -e a" in script
@@ -90,6 +90,6 @@ def test_a_number_of_an_answer(text, number):
 
 
 @pytest.mark.parametrize("text", ["", " 1", "1 ", "+1", "1.5", "x", "1\n", "٣", "10000000000000000000"])
-def test_a_text_that_is_no_number_of_an_answer(text):
+def test_text_that_is_not_a_number(text):
     with pytest.raises(ValueError, match="is not a number"):
         whole(text)

@@ -86,7 +86,7 @@ def test_a_dropped_in_file_is_a_service(copy):
     ("text", "said"),
     [("what now?", "services.motd.text (line 3): asks a question"), ("", "services.motd.text (line 3): is empty")],
 )
-def test_its_mistakes_are_reported_with_their_line(copy, text, said):
+def test_errors_in_its_options_are_reported_with_their_line(copy, text, said):
     (copy / "inventory.yaml").write_text(INVENTORY % text)
     result = python(copy, *CLUSTERCTL, "services", "apply", "--dry-run")
     assert result.returncode != 0
@@ -103,7 +103,7 @@ def test_its_mistakes_are_reported_with_their_line(copy, text, said):
         ('"chrony"', '"motd"', "AFTER is circular: motd -> motd"),
     ],
 )
-def test_a_file_that_is_not_a_service_is_an_error_that_says_why(copy, old, new, said):
+def test_file_that_is_not_a_service_is_an_error_with_the_reason(copy, old, new, said):
     (copy / "provision/services/motd.py").write_text(MOTD.replace(old, new))
     result = python(copy, *CLUSTERCTL, "services", "apply", "motd", "--dry-run")
     assert result.returncode not in (0, None)

@@ -23,7 +23,7 @@ def cluster(**asked):
 
 
 @pytest.mark.parametrize("name", services.names())
-def test_every_service_has_what_a_service_must_have(name):
+def test_every_service_has_the_required_names(name):
     module = services.get(name)
     assert module.ABOUT
     assert issubclass(module.Options, Section)
@@ -63,14 +63,14 @@ def test_a_plan_for_some_nodes_still_knows_all_of_them():
     assert "10.1.0.3 gpu03" in plan.steps["base"]["gpu02"][0].do
 
 
-def test_services_come_in_their_order_whatever_the_inventory_says():
+def test_services_keep_their_order_for_any_inventory():
     asked = cluster(chrony=chrony.Options(), limits=limits.Options(), hosts=hosts.Options())
     assert plans.choose(asked) == ("hosts", "limits", "chrony")
     assert plans.choose(asked, ("chrony", "hosts")) == ("hosts", "chrony")
     assert plans.choose(cluster()) == ()
 
 
-def test_a_service_that_is_not_asked_for_is_refused_with_the_way_to_ask():
+def test_service_missing_in_the_inventory_is_refused_with_a_hint():
     with pytest.raises(UsageError, match=r"does not configure the service limits") as caught:
         plans.choose(cluster(hosts=hosts.Options()), ("limits",))
     assert "limits: {}" in caught.value.hint
@@ -96,7 +96,7 @@ def test_a_size_of_shared_memory_is_a_share_or_a_size():
             limits.Options.model_validate({"shm": wrong})
 
 
-def test_the_summary_folds_nodes_and_says_what_differs():
+def test_summary_folds_nodes_and_names_differences():
     good, bad = StepResult("hosts: names", "ok"), StepResult("hosts: names", "would change")
     result = ServicesResult(("hosts",), {"gpu01": (good,), "gpu02": (good,), "gpu03": (bad,)}, dry_run=True)
     data, text = services_output(result, "status")
@@ -106,7 +106,7 @@ def test_the_summary_folds_nodes_and_says_what_differs():
     assert services_output(result, "apply")[1].splitlines()[-1] == "dry run: nothing was written on any node"
 
 
-def test_the_summary_of_a_verification_holds_what_was_said():
+def test_summary_of_a_verification_has_the_messages_of_nodes():
     wrong = StepResult("nfs: fresh", "failed", "no token\nwithin 5 s")
     result = ServicesResult(("nfs",), {"gpu01": (wrong,), "gpu02": (StepResult("nfs: fresh", "ok"),)})
     assert services_output(result, "verify")[1] == (

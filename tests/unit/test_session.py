@@ -70,7 +70,7 @@ def test_an_answer_that_cannot_be_read_is_the_nodes_failure():
     assert "its answer cannot be parsed" in found.reasons["gpu01"]
 
 
-def test_the_last_nodes_are_named_while_they_are_waited_for():
+def test_last_nodes_are_named_during_the_wait():
     events, others = [], threading.Event()
     finished = []
 
@@ -93,7 +93,7 @@ def test_a_stage_without_nodes_is_not_shown():
     assert events == []
 
 
-def test_a_stage_that_breaks_off_is_not_shown_as_finished():
+def test_aborted_stage_is_not_shown_as_finished():
     events = []
     with pytest.raises(KeyboardInterrupt), stage(events.append, "s", "S"):
         raise KeyboardInterrupt
@@ -117,7 +117,7 @@ def test_a_value_may_count_as_wrong_though_the_node_answered():
 # --- steps ---------------------------------------------------------------------------------------
 
 
-def test_steps_are_carried_out_on_the_nodes_that_have_some(tmp_path):
+def test_steps_run_on_the_nodes_that_have_steps(tmp_path):
     plan = {
         "gpu01": [Step("file", f"touch {tmp_path}/one", unless=f"test -e {tmp_path}/one")],
         "gpu02": [Step("good", "true"), Step("bad", "echo why >&2; exit 3"), Step("never", f"touch {tmp_path}/never")],
@@ -133,7 +133,7 @@ def test_steps_are_carried_out_on_the_nodes_that_have_some(tmp_path):
     assert not failed.value.nothing_done
 
 
-def test_a_script_that_ends_without_a_failed_step_has_failed_by_its_status():
+def test_script_without_a_failed_step_fails_by_its_exit_status():
     done = session().apply("a", "A", {"gpu01": [Step("s", "true")]}, compiled=lambda *_: "echo broken >&2; exit 9")
     assert done.reasons == {"gpu01": "broken"}
 
@@ -165,7 +165,7 @@ def test_two_stages_are_one_outcome_and_a_nodes_first_reason_stays():
     assert (second & first).reasons == {"gpu02": "second", "gpu03": "later"}
 
 
-def test_a_question_that_some_do_not_answer_changes_nothing_and_names_the_way_on():
+def test_missing_answer_changes_nothing_and_suggests_exclude():
     found = session(typed="prune", gpu02=down(2)).ask("look", "Looking", "true", lambda _, out: out)
     with pytest.raises(NodesFailedError, match="no answer from 1 of 3 nodes; nothing was changed") as failed:
         found.required()
@@ -187,14 +187,14 @@ def test_nodes_that_are_refused_for_their_answer():
 # --- the session itself --------------------------------------------------------------------------
 
 
-def test_connections_that_a_session_was_given_stay_open():
+def test_given_connections_stay_open():
     pool = Pool()
     with Session(CLUSTER, connections=pool) as ours:
         assert ours.connections is pool
     assert not pool.closed
 
 
-def test_a_session_that_may_not_ask_for_sudos_password_asks_the_rest():
+def test_session_without_sudo_prompt_asks_other_questions():
     class Asked:
         def confirm_host_key(self, *_):
             return True
@@ -211,11 +211,11 @@ def test_a_session_that_may_not_ask_for_sudos_password_asks_the_rest():
     assert not Session(CLUSTER).can_ask
 
 
-def test_without_any_answer_no_node_is_left_to_continue_with():
+def test_without_any_answer_exclude_is_not_suggested():
     assert "--exclude" not in session().without([node.name for node in NODES], 3)
 
 
-def test_a_script_that_must_succeed_says_why_it_did_not():
+def test_failed_required_script_reports_why():
     ours = session()
     assert ours.output(NODES[0], "cat", stdin=b"given") == "given"
     with pytest.raises(ClusterctlError, match="no such thing"):
@@ -243,7 +243,7 @@ def test_a_node_that_shares_its_folder_has_an_owner():
 ECHO = 'while read -r line; do echo "heard $line"; done; echo bye'
 
 
-def test_lines_go_to_a_script_and_come_back():
+def test_lines_are_sent_to_a_script_and_answered():
     talk = Conversation(NODES[0], Pool().__getitem__, ECHO)
     with run_conversations([talk]):
         talk.send("one")
@@ -252,16 +252,16 @@ def test_lines_go_to_a_script_and_come_back():
         assert talk.wait_for("heard two", 10) == "heard two"
     assert talk.lines == ["heard one", "heard two", "bye"]
     assert (talk.result.rc, talk.failure) == (0, None)
-    assert talk.wait_for("more", 10) is None  # it has ended: nothing is waited for
+    assert talk.wait_for("more", 10) is None  # it has finished: nothing is waited for
 
 
-def test_a_beat_keeps_a_script_alive_that_is_told_nothing():
+def test_heartbeat_keeps_an_idle_script_alive():
     talk = Conversation(NODES[0], Pool().__getitem__, ECHO, beat=0.01)
     with run_conversations([talk]):
         assert talk.wait_for("heard ", 10) == "heard "
 
 
-def test_a_node_that_is_lost_ends_the_conversation():
+def test_lost_node_ends_the_conversation():
     talk = Conversation(NODES[0], Pool(gpu01=down(1)).__getitem__, ECHO)
     with run_conversations([talk]):
         assert talk.wait_for("heard", 10) is None

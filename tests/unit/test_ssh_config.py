@@ -98,7 +98,7 @@ def test_a_proxy_that_fails_is_not_waited_for(attempt):
         "Match canonical exec",
     ],
 )
-def test_nothing_is_run_that_ssh_would_not_run(attempt, tmp_path, match, closed):
+def test_commands_that_ssh_would_not_run_are_not_run(attempt, tmp_path, match, closed):
     flag = tmp_path / "ran"
     attempt(f'{match} "touch {flag}"\n  User x\nHost *\n  HostName 127.0.0.1\n  Port {closed}\n')
     assert not flag.exists()
@@ -126,7 +126,7 @@ def test_a_second_node_uses_the_same_configuration(tmp_path, monkeypatch):
 
 # invoke, which runs what Match names, leaves its pipes to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_what_ssh_would_run_is_run(attempt, tmp_path, closed):
+def test_commands_that_ssh_would_run_are_run(attempt, tmp_path, closed):
     flag, proxy = tmp_path / "ran", tmp_path / "proxy"
     attempt(f'Match host gpu01 EXEC "touch {flag}"\n  Port {closed}\n  HostName 127.0.0.1\n')
     assert flag.exists()
@@ -148,13 +148,13 @@ def test_no_jump_host_is_none(attempt, closed):
     assert attempt(config).reason == f"127.0.0.1 port {closed} refuses connections"
 
 
-def test_several_jump_hosts_are_gone_through_in_their_order(tmp_path, monkeypatch):
+def test_several_jump_hosts_are_used_in_their_order(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".ssh").mkdir(mode=0o700)
     (tmp_path / ".ssh/config").write_text("Host gpu*\n  ProxyJump one,two\nHost one two\n  ProxyJump none\n")
     inventory = Inventory(tmp_path / "inventory.yaml", PurePosixPath("/opt/env"), (NODE,))
     opened = []
-    monkeypatch.setattr(sessions.Session, "_open", lambda _self, connection, _node: opened.append(connection))
+    monkeypatch.setattr(sessions.Session, "open_connection", lambda _self, connection, _node: opened.append(connection))
     Session(inventory, None).connect(NODE)
     (last,) = opened
     assert [last.host, last.gateway.host, last.gateway.gateway.host] == ["gpu01", "two", "one"]

@@ -30,13 +30,13 @@ def test_one_answer_bounds_the_offset_from_both_sides():
     assert bounds("date: not found", 0, 1) is None
 
 
-def test_samples_narrow_each_other_and_a_clock_that_was_set_meanwhile_does_not_confuse():
+def test_samples_narrow_the_offset_and_a_clock_step_is_handled():
     assert combined([(0.0, 0.4), (0.3, 0.9)]) == Offset(pytest.approx(0.35), pytest.approx(0.05))
     assert combined([(0.0, 0.4), (5.0, 5.1)]) == Offset(pytest.approx(5.05), pytest.approx(0.05))
     assert combined([]) is None
 
 
-def test_whole_seconds_spread_over_one_tell_more_than_a_second():
+def test_several_whole_second_samples_give_a_bound_below_a_second():
     true = 3.3
     samples = []
     for number in range(10):
@@ -100,7 +100,7 @@ def test_many_nodes_are_folded():
     assert max(map(len, text.splitlines())) <= WIDTH
 
 
-def test_a_node_that_cannot_tell_the_time_is_named():
+def test_node_without_a_readable_clock_is_named():
     result = Status({"node01": NodeStatus(), "node02": NodeStatus()}, {}, {"node01": Offset(0, 0.001)})
     assert "clocks: the time of node02 is not known" in status_output(result)[1]
 
@@ -113,7 +113,7 @@ def test_the_matrix_is_antisymmetric():
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, EVERY_PAIR, EVERY_PAIR + 1, 200])
-def test_every_node_tries_and_is_tried_and_the_work_does_not_explode(count):
+def test_every_node_tries_and_is_tried_with_few_connections(count):
     nodes = [Node(name, f"10.0.0.{number}") for number, name in enumerate(names(count))]
     chosen = [(one.name, other.name) for one, other in pairs(nodes)]
     assert len(set(chosen)) == len(chosen)
@@ -147,7 +147,7 @@ def test_a_node_that_reaches_no_other_node_is_blamed(count):
         assert sorted(found["node02"]) == sorted(failed)
 
 
-def test_a_single_pair_is_laid_to_the_one_that_was_to_be_reached_and_nothing_to_nobody():
+def test_single_failed_pair_blames_its_target():
     assert blamed(all_pairs(4), [("node01", "node03")]) == {"node03": [("node01", "node03")]}
     assert blamed(all_pairs(4), []) == {}
     assert set(blamed(all_pairs(3), all_pairs(3))) == set(names(3))

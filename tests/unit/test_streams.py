@@ -49,7 +49,7 @@ def test_without_stdin_and_stderr_a_command_does_its_work(folder):
     assert done.stdout.startswith("n: no answer: ")
 
 
-def test_without_any_stream_the_exit_code_tells(folder):
+def test_without_any_stream_the_exit_code_is_correct(folder):
     done = sh('"$@" <&- >&- 2>&-', folder, "status")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
@@ -60,7 +60,7 @@ def test_a_full_disk_below_stdout_is_an_error_line(folder):
     assert done.stderr == "error: cannot use stdout: No space left on device\n"
 
 
-def test_a_reader_that_goes_away_is_no_error(folder):
+def test_closed_reader_is_no_error(folder):
     done = sh('{ "$@"; echo "code $?" >&2; } | true', folder, "--help")
     assert done.stderr in {"code 1\n", "code 0\n"}  # 0: it had taken all before it went
 
@@ -73,7 +73,7 @@ def test_a_deleted_working_folder_has_its_error_and_versions_need_none(folder):
     assert sh(gone, folder, "--version").returncode == 0
 
 
-def test_text_that_a_stream_cannot_hold_is_escaped(folder):
+def test_text_outside_the_encoding_is_escaped(folder):
     done = sh('"$@"', folder, "run", "echo é", PYTHONIOENCODING="ascii")
     assert done.returncode == 5
     assert "echo \\xe9" in done.stderr
@@ -138,13 +138,13 @@ def test_a_signal_while_a_running_command_imports_ssh_is_an_interrupt(folder, nu
     assert json.loads(done.stdout)["error"]["exit_code"] == 130
 
 
-def test_a_signal_that_is_ignored_stays_so(folder):
+def test_ignored_signal_stays_ignored(folder):
     code = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + SIGNALLED
     code = code.format(name="click", number=int(signal.SIGINT))
     assert subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, check=False).returncode == 0
 
 
-def test_the_entry_imports_nothing_before_it_minds_signals():
+def test_entry_point_handles_signals_before_it_imports_anything():
     code = (
         "import sys, os\nbefore = set(sys.modules)\nimport provision.cli\n"
         "print(*sorted(name for name in set(sys.modules) - before))"
@@ -153,7 +153,7 @@ def test_the_entry_imports_nothing_before_it_minds_signals():
     assert done.stdout.split() == ["__future__", "provision", "provision.cli"]
 
 
-def test_the_entry_is_what_is_installed():
+def test_entry_point_is_the_installed_one():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     assert 'clusterctl = "provision.cli:main"' in text
 

@@ -68,7 +68,7 @@ def test_requirements_are_followed_to_their_end(site):
     assert names("zz-app") == ["zz-deep", "zz.lib", "zz-turbo"]
 
 
-def test_a_requirement_with_a_marker_is_taken_where_it_is_installed(site):
+def test_requirement_with_a_marker_is_included_if_installed(site):
     site("zz-app", "zz-here; python_version < '3.11'", "zz-gone; sys_platform == 'win32'")
     site("zz-here")
     assert names("zz-app") == ["zz-here"]
@@ -83,13 +83,13 @@ def test_a_requirement_that_is_not_installed_is_named(site):
         distributions.required("zz-nothing")
 
 
-def test_what_clusterctl_needs_is_found():
+def test_requirements_of_clusterctl_are_found():
     found = set(names("clusterctl"))
     assert {"click", "fabric", "paramiko", "invoke", "pydantic_core", "MarkupSafe", "zstandard"} <= found
     assert not found & {"clusterctl", "pytest", "ruff", "mypy"}
 
 
-def test_a_distributions_own_files_are_taken(site):
+def test_files_of_a_distribution_are_included(site):
     files = ["zz/__init__.py", "zz/data.txt", "zz/__pycache__/__init__.cpython-311.pyc", "../bin/zz", "zz/gone.py"]
     folder = site("zz-app", files=files)
     (folder / "zz/gone.py").unlink()
@@ -107,7 +107,7 @@ def test_a_package_of_a_linux_distribution_is_found_by_its_modules(site):
     assert found == info | {"_zz.cpython-311-x86_64-linux-gnu.so", "single.py", "zz/__init__.py", "zz/sub/deep.py"}
 
 
-def test_a_distribution_that_cannot_be_carried_is_named(site):
+def test_distribution_that_cannot_be_included_is_named(site):
     site("zz-blind", record=False)
     with pytest.raises(UsageError, match="zz-blind, which clusterctl needs, has no list of its files"):
         list(distributions.files(distribution("zz-blind")))
@@ -119,7 +119,7 @@ def test_a_distribution_that_cannot_be_carried_is_named(site):
 # --- compiling -------------------------------------------------------------------------------------------
 
 
-def test_compiled_files_hold_no_time_and_are_believed(tmp_path, monkeypatch):
+def test_compiled_files_are_hash_based_and_unchecked(tmp_path, monkeypatch):
     source = tmp_path / "zz_module.py"
     source.write_text("value = {'b', 'a'} and frozenset('xyz'); name = __file__\n")
     data = compiled({"lib/zz_module.py": source.read_bytes()})["lib/zz_module.py"]
@@ -140,7 +140,7 @@ def test_files_that_are_not_python_are_not_compiled():
     assert list(compiled(sources)) == ["b.py"]
 
 
-def test_each_source_has_the_compiled_file_that_belongs_to_it(found):
+def test_each_source_has_its_compiled_file(found):
     sources = [name for name in found.items if name.endswith(".py")]
     assert len(sources) > 1000
     for name in sources:
@@ -156,7 +156,7 @@ def found():
     return contents.contents(running())
 
 
-def test_the_tool_has_all_that_it_needs(found):
+def test_tool_has_all_required_modules(found):
     python = running()
     home = f"{python.lib}/{python.stdlib.name}"
     cache = f"__pycache__/os.{sys.implementation.cache_tag}.pyc"
@@ -181,7 +181,7 @@ def test_the_tool_has_all_that_it_needs(found):
     assert found.notices == ()
 
 
-def test_the_tool_has_nothing_that_it_does_not_need(found):
+def test_tool_has_no_unneeded_modules(found):
     parts = {part for name in found.items if not name.startswith("packages/") for part in name.split("/")}
     assert not parts & {
         "test",
@@ -242,7 +242,7 @@ def test_the_archive_opens_with_tar_and_has_fixed_owners_and_times(tmp_path):
     assert isinstance(told[0], Progress)
 
 
-def test_an_output_that_cannot_be_written_is_said(tmp_path, monkeypatch):
+def test_unwritable_output_is_reported(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="is a folder") as caught:
         pack_tool(output=tmp_path, emit=ignore)
     assert caught.value.hint == f"clusterctl pack-tool -o {tmp_path}/clusterctl.run"
@@ -260,7 +260,7 @@ def test_a_tool_that_does_not_start_is_not_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tool_that_cannot_be_tried_here_is_written_with_a_warning(tmp_path):
+def test_untestable_tool_is_written_with_a_warning(tmp_path):
     told = []
     command = b"#!/bin/sh\necho 'error: is /tmp mounted with noexec?' >&2\nexit 2\n"
     pack.write(tmp_path / "x.run", {**ITEMS, "clusterctl": Item(command)}, emit=told.append)
@@ -268,7 +268,7 @@ def test_a_tool_that_cannot_be_tried_here_is_written_with_a_warning(tmp_path):
     assert (tmp_path / "x.run").exists()
 
 
-def test_a_full_disk_is_said_and_nothing_stays(tmp_path, monkeypatch):
+def test_full_disk_is_reported_and_leaves_nothing(tmp_path, monkeypatch):
     def full(items, file, emit):
         file.write(b"some")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

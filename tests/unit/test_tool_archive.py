@@ -26,7 +26,7 @@ def test_every_member_is_a_plain_file_with_a_fixed_mode_and_owner(tmp_path):
     assert not any(member.name.startswith("/") or ".." in member.name.split("/") for member in members)
 
 
-def test_what_a_distribution_says_is_its_own_stays_below_the_folder(tmp_path):
+def test_files_listed_by_a_distribution_stay_below_the_folder(tmp_path):
     class Package:
         metadata = {"Name": "x"}  # noqa: RUF012 - as importlib.metadata has it
         files = ("x/__init__.py", str(tmp_path / "outside"), "../../outside")

@@ -58,7 +58,7 @@ def test_several_nodes_are_linked_through_rank_0_and_one_is_not():
         linked(Launch(tuple(plans())), spec(*NAMES), None, "00ff", 5.0)
 
 
-def test_going_on_needs_fresh_ports_and_a_fresh_token_and_leaves_the_rest():
+def test_resume_has_new_ports_and_a_new_token_and_keeps_the_rest():
     link = Link("h", 2, "old", NAMES)
     old = plans(link=link, resume=Resume("job/out"), restarts=1, none_ok=True)
     new = renewed(old, Facts(port=11, link_port=12), token="new")
@@ -86,7 +86,7 @@ def test_the_gpus_that_a_job_will_use(inventory, job, env, expected):
     assert visible(job, inventory.nodes, env) == expected
 
 
-def test_a_name_becomes_a_part_of_the_id_or_is_refused():
+def test_name_is_part_of_the_id_or_refused():
     assert "-first-try-" in run_id(Training(Job(target="x/sft.yaml"), name="first_try"))
     assert "-sft-" in run_id(Training(Job(target="x/sft.yaml")))
     with pytest.raises(UsageError, match="--name two words") as caught:
@@ -94,7 +94,7 @@ def test_a_name_becomes_a_part_of_the_id_or_is_refused():
     assert caught.value.hint == "--name two-words"
 
 
-def test_the_config_that_is_meant(inventory, tmp_path, monkeypatch):
+def test_default_config_is_train_yaml(inventory, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"no train\.yaml in this folder"):
         find_config(None, inventory)
@@ -111,7 +111,7 @@ def test_the_config_that_is_meant(inventory, tmp_path, monkeypatch):
         ({}, "/f"),
     ],
 )
-def test_where_the_trained_model_is(fields, output):
+def test_folder_of_the_trained_model(fields, output):
     assert output_of(plans(**fields)[0], "/f") == output
 
 
@@ -120,7 +120,7 @@ def test_where_the_trained_model_is(fields, output):
 
 @dataclass
 class Remote:
-    """A node whose agent starts as ``start`` says, and then tells ``events``."""
+    """A node whose agent starts as ``start`` defines, and then emits ``events``."""
 
     node: Node
     start: Result | Exception
@@ -145,7 +145,7 @@ class Remote:
 
 @pytest.fixture
 def go(inventory):
-    """Begins a run on two nodes; ``go.stops`` are those that were told to stop."""
+    """Starts a run on two nodes; ``go.stops`` are those that got a stop."""
 
     def go(*events, starts=(), following=None, **more):
         go.stops = []
@@ -191,7 +191,7 @@ def test_a_run_that_finishes_is_recorded_and_shown(go, inventory):
     assert go.stops == []
 
 
-def test_what_nobody_knows_of_a_script_is_not_claimed(go):
+def test_unknown_facts_of_a_script_are_not_shown(go):
     result = go((STARTED, FINISHED), (STARTED, FINISHED))
     text = train_output(result)[1]
     assert "checkpoint" not in text
@@ -227,7 +227,7 @@ def test_a_failed_run_reports_the_place_and_the_next_command(go, inventory):
     assert record(inventory)["why"] == caught.value.reasons
 
 
-def test_a_run_that_nobody_gets_through_to_may_go_on(go, inventory):
+def test_unreachable_run_may_still_be_running(go, inventory):
     with pytest.raises(
         NodesFailedError, match=r"node\[01-02\] can no longer be reached; run r1 may still be running"
     ) as caught:
@@ -237,7 +237,7 @@ def test_a_run_that_nobody_gets_through_to_may_go_on(go, inventory):
     assert go.stops == []
 
 
-def test_a_run_that_another_command_stops_is_said_to_be_stopped(go, inventory):
+def test_run_stopped_by_another_command_is_reported_as_stopped(go, inventory):
     end = {"event": "end", "state": "stopped", "saved": True, "step": 30}
     with pytest.raises(InterruptedByUser, match="stopped on every node; its work is saved at step 30") as caught:
         go((STARTED, end), (STARTED, {**end, "saved": False}))
@@ -258,7 +258,7 @@ def test_an_id_sorts_by_time_and_is_safe():
     assert new_run_id(when, "a/Ümlaut x.yaml").startswith("20261121-071500-mlaut-x-")
 
 
-def test_an_unknown_answer_of_an_agent_is_said(go):
+def test_unknown_answer_of_an_agent_is_reported(go):
     with pytest.raises(RunFailedError) as caught:
         go((), (), starts={"node01": Result(127, "", "python: not found")})
     assert caught.value.reasons == {"node01": "python: not found"}

@@ -26,7 +26,7 @@ STOPPED = {"event": "end", "state": "stopped"}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(streams, "BACKOFF", (0.01,))
-    monkeypatch.setattr(attach, "_LOOK", 0.02)
+    monkeypatch.setattr(attach, "LOOK", 0.02)
 
 
 class Remote:
@@ -83,7 +83,7 @@ def follow(tmp_path, seen):
     follow.follower.close()
 
 
-def test_a_broken_connection_is_made_again_from_the_last_event_on(follow, tmp_path):
+def test_broken_connection_is_opened_again_after_the_last_event(follow, tmp_path):
     lost = NodeUnreachable(A, "gone")
     one = {"event": "log", "rank": 0, "line": "one", "at": 120}
     two = {"event": "log", "rank": 0, "line": "two", "at": 150}
@@ -93,7 +93,7 @@ def test_a_broken_connection_is_made_again_from_the_last_event_on(follow, tmp_pa
     assert (tmp_path / "a/rank0.log").read_text() == "one\ntwo\n"
 
 
-def test_a_connection_that_is_away_is_said_once_and_so_is_its_return(follow, seen, monkeypatch):
+def test_lost_connection_and_its_return_are_reported_once(follow, seen, monkeypatch):
     monkeypatch.setattr(streams, "AWAY", 0.05)
     monkeypatch.setattr(streams, "SETTLED", 0.1)
     until = time.monotonic() + 0.5
@@ -113,7 +113,7 @@ def test_a_connection_that_is_away_is_said_once_and_so_is_its_return(follow, see
     ]
 
 
-def test_a_node_without_a_connection_is_given_up_when_all_others_have_ended(follow, monkeypatch):
+def test_node_without_a_connection_is_given_up_after_all_others_finish(follow, monkeypatch):
     monkeypatch.setattr(attach, "LAST_WORD", 0.1)
     down = Remote(B, *itertools.repeat([NodeUnreachable(B, "no answer")], 1000))
     assert (
@@ -123,7 +123,7 @@ def test_a_node_without_a_connection_is_given_up_when_all_others_have_ended(foll
     assert follow.follower.states == {"a": "failed", "b": "lost"}
 
 
-def test_a_mistake_in_a_reading_thread_ends_the_command(follow):
+def test_exception_in_a_reading_thread_ends_the_command(follow):
     with pytest.raises(ZeroDivisionError):
         follow(Remote(A, [{"event": "log", "rank": 0, "line": "one", "at": 120}, ZeroDivisionError("a mistake")]))
 
@@ -135,12 +135,12 @@ def test_when_no_node_answers_any_more_the_command_gives_up(follow, monkeypatch)
         follow(*down)
 
 
-def test_another_host_key_is_not_talked_to(follow):
+def test_node_with_another_host_key_is_refused(follow):
     assert follow(Remote(A, [HostKeyChanged(A, "its host key has changed")])) == "ended"
     assert follow.follower.failures == {"a": "its host key has changed"}
 
 
-def test_a_node_that_is_given_up_says_nothing_of_the_others(follow, monkeypatch):
+def test_given_up_node_does_not_affect_the_others(follow, monkeypatch):
     monkeypatch.setattr(attach, "LAST_WORD", 0.05)
     until = time.monotonic() + 0.3
 
@@ -162,7 +162,7 @@ def test_an_agent_that_cannot_be_asked_fails_after_some_tries(follow):
     assert len(remote.scripts) == streams.TRIES
 
 
-def test_detaching_leaves_as_soon_as_the_run_has_begun(follow):
+def test_detach_returns_as_soon_as_the_run_has_started(follow):
     never = threading.Event()
     try:
         remotes = [Remote(node, [{"event": "started"}, never]) for node in (A, B)]
@@ -211,11 +211,11 @@ def test_ctrl_c_stops_the_run_without_a_terminal(follow, interrupted):
     assert follow.follower.state == "stopped"
 
 
-def test_two_interrupts_at_once_are_one_and_a_later_one_leaves(follow, interrupted, monkeypatch):
+def test_two_interrupts_at_once_count_as_one_and_a_later_one_exits(follow, interrupted, monkeypatch):
     interrupted(KeyboardInterrupt(), KeyboardInterrupt())
     told = threading.Event()
     assert follow(Remote(A, [told, STOPPED]), stop=told.set) == "ended"
-    monkeypatch.setattr(attach, "_SAME", -1.0)
+    monkeypatch.setattr(attach, "SAME", -1.0)
     never = threading.Event()
     try:
         with pytest.raises(InterruptedByUser, match="while run r1 was being stopped"):
@@ -224,7 +224,7 @@ def test_two_interrupts_at_once_are_one_and_a_later_one_leaves(follow, interrupt
         never.set()
 
 
-def test_whoever_is_asked_may_go_on_and_then_let_go(follow, interrupted):
+def test_user_may_continue_and_later_detach(follow, interrupted):
     interrupted(KeyboardInterrupt(), None, KeyboardInterrupt())
     never, answers = threading.Event(), ["continue", "detach"]
     try:
@@ -235,7 +235,7 @@ def test_whoever_is_asked_may_go_on_and_then_let_go(follow, interrupted):
         never.set()
 
 
-def test_sigterm_lets_go_and_stops_nothing(follow, interrupted):
+def test_sigterm_detaches_and_stops_nothing(follow, interrupted):
     interrupted(HungUp())
     never = threading.Event()
     try:
@@ -302,8 +302,8 @@ REFUSED = {"event": "exit", "rc": None, "error": "the command could not be start
 BROKEN = {"event": "end", "state": "failed", "why": {"node": "b", "rank": None, "text": REFUSED["error"]}}
 
 
-def test_a_run_that_one_node_could_not_start_is_not_let_go_of(follow):
-    """Node b could not start the command; a, which started it, is ended by its agent a moment later."""
+def test_command_does_not_detach_from_a_run_that_one_node_could_not_start(follow):
+    """Node b could not start the command; a, which started it, is stopped by its agent a moment later."""
     a_ends = threading.Event()
     a = Remote(A, [STARTED, a_ends, BROKEN])
 
@@ -330,7 +330,7 @@ def test_a_restart_is_waited_for(tmp_path, seen):
     assert follower.started
 
 
-def test_a_node_out_of_reach_is_named_when_a_run_is_left_alone(tmp_path, monkeypatch):
+def test_detach_names_an_unreachable_node(tmp_path, monkeypatch):
     """The run is running on a; of b nothing is known: that is exit code 5, and the reason is b's own."""
     from pathlib import Path
 
@@ -345,7 +345,7 @@ def test_a_node_out_of_reach_is_named_when_a_run_is_left_alone(tmp_path, monkeyp
         return "detached"
 
     inventory = Inventory(Path(tmp_path, "inventory.yaml"), PurePosixPath("/opt/llm/current"), (A, B))
-    monkeypatch.setattr(Start, "_start", lambda *_: {})
+    monkeypatch.setattr(Start, "start_agents", lambda *_: {})
     monkeypatch.setattr(Attachment, "follow", out_of_reach)
     plans = [Plan("r1", node.name, ("x",), {}, prefix="/opt") for node in (A, B)]
     start = Start(Session(inventory), (A, B), "r1", plans, {"folder": "/x/runs/r1"})

@@ -23,7 +23,7 @@ def job(tmp_path):
 
 
 @pytest.mark.parametrize("zero", ZERO_CHOICES)
-def test_a_configuration_is_made_and_named(job, zero):
+def test_configuration_is_written_and_referenced(job, zero):
     luggage = pack_files(job(CONFIG), zero)
     said = luggage.texts["job/train.yaml"].decode()
     assert said == f"{CONFIG}\ndeepspeed: ds_zero{zero}.json\n"
@@ -34,14 +34,14 @@ def test_a_configuration_is_made_and_named(job, zero):
     assert luggage.settings["deepspeed"] == f"ds_zero{zero}.json"
 
 
-def test_without_it_the_config_travels_as_it_is(job):
+def test_without_the_option_the_config_is_sent_unchanged(job):
     luggage = pack_files(job(CONFIG), None)
     assert luggage.texts["job/train.yaml"].decode() == CONFIG
     assert not [name for name in luggage.texts if "ds_" in name]
 
 
 @pytest.mark.parametrize("given", ["ds.json", "/etc/ds.json", "{zero_optimization: {stage: 1}}"])
-def test_what_the_user_gave_is_never_changed(job, given):
+def test_configuration_of_the_user_is_never_changed(job, given):
     with pytest.raises(UsageError, match="has a DeepSpeed configuration"):
         pack_files(job(f"{CONFIG}\ndeepspeed: {given}\n"), "2")
 
@@ -51,12 +51,12 @@ def test_an_argument_counts_as_given(job):
         pack_files(job(CONFIG, "deepspeed=mine.json"), "2")
 
 
-def test_an_empty_value_is_none(job):
+def test_empty_value_counts_as_missing(job):
     luggage = pack_files(job(f"{CONFIG}\ndeepspeed: null\n"), "3")
     assert yaml.safe_load(luggage.texts["job/train.yaml"])["deepspeed"] == "ds_zero3.json"
 
 
-def test_a_script_is_told_in_its_own_way(job):
+def test_option_for_a_script_is_refused_with_another_command(job):
     with pytest.raises(UsageError, match="goes with a LLaMA-Factory config") as refused:
         pack_files(job("print()", name="train.py"), "2")
     assert "ds-config --for own --stage 2" in refused.value.hint

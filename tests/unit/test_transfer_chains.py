@@ -1,4 +1,4 @@
-"""Who passes bytes on to whom, and which node is to blame for a chain that ended early."""
+"""The order in which nodes pass bytes on, and the node to blame for a chain that ended early."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from provision.transfer.prepare import RelayNode, form_chains, hops
 
 
 def places(text):
-    """``a b- -c``: b cannot pass on, nobody can log in to c."""
+    """``a b- -c``: b cannot pass on, no node can log in to c."""
     return [RelayNode(word.strip("-"), not word.endswith("-"), not word.startswith("-")) for word in text.split()]
 
 
@@ -46,7 +46,7 @@ def test_lanes(nodes, refused, chains):
     assert sorted("".join(chain) for chain in found) == sorted(chains.split(","))
 
 
-def test_without_a_relay_every_node_has_a_lane_of_its_own():
+def test_without_relay_every_node_has_a_separate_lane():
     assert form_chains(places("a b c d"), set(), relay=False) == [["a"], ["b"], ["c"], ["d"]]
 
 
@@ -55,7 +55,7 @@ names = st.integers(1, 8).map(lambda count: "abcdefgh"[:count])
 
 @given(st.data(), names)
 @settings(deadline=None)
-def test_every_node_is_in_one_lane_and_every_way_is_allowed(data, nodes):
+def test_every_node_is_in_one_lane_and_every_route_is_allowed(data, nodes):
     flags = st.tuples(st.booleans(), st.booleans())
     found = [RelayNode(name, *data.draw(flags)) for name in nodes]
     pairs = [(a, b) for a in nodes for b in nodes if a != b]
@@ -90,7 +90,7 @@ def test_a_lost_connection_closes_the_channel_and_blames_no_node():
     assert [member.error for member in members] == [None, None, None]
 
 
-def test_a_node_is_used_for_no_other_after_two_failed_ways():
+def test_node_does_not_relay_after_two_failed_routes():
     members, refused = crew(), set()
     assign_blame(members, Outcome(lost={"n0": "x"}), refused, 60)
     assert members[0].passes
@@ -119,7 +119,7 @@ def test_other_failures_are_tried_again_and_then_given_up():
     assert members[0].error.reason == "zstd: boom"
 
 
-def test_attempts_that_came_further_do_not_count():
+def test_attempts_with_progress_do_not_count():
     (member,) = crew(1)
     parts = [Part(str(number), "tar", 1, lambda: iter(())) for number in range(10)]
     for lacking in range(10, 0, -1):
@@ -131,7 +131,7 @@ def test_attempts_that_came_further_do_not_count():
     assert member.error
 
 
-def test_damaged_units_shut_the_way_they_came():
+def test_damaged_units_disable_their_route():
     members, refused = crew(), set()
     (said,) = assign_blame(members, Outcome(bad={"n2"}), refused, 60)
     assert refused == {("n1", "n2")}
@@ -145,7 +145,7 @@ def test_a_stalled_node_is_named():
     assert refused == {("n0", "n1")}
 
 
-def test_where_nothing_else_is_known_the_first_node_is_tried_again():
+def test_unexplained_failure_retries_the_first_node():
     members = crew()
     error = NodeUnreachable(members[0].target.node, "the connection was lost")
     assert assign_blame(members, Outcome(error=error), set(), 60) == ["n0: the connection was lost; trying again"]
@@ -155,7 +155,7 @@ def test_where_nothing_else_is_known_the_first_node_is_tried_again():
     assert members[0].error
 
 
-def test_what_a_node_lacks():
+def test_missing_parts_of_a_node():
     (member,) = crew(1)
     parts = [Part(key, "tar", 10, lambda: iter(()), group=group) for key, group in (("a", "g"), ("b", "g"), ("c", ""))]
     for have, lacking in (({"a"}, {"b", "c"}), ({"g"}, {"c"}), ({"c", "x"}, {"a", "b"})):

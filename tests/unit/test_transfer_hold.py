@@ -1,4 +1,4 @@
-"""What is said of a node that another command has locked, and which nodes a failure reaches over a shared folder."""
+"""The message about a node locked by another command, and the nodes that a failure reaches over a shared folder."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_how_long_another_command_has_been_running(seconds, said):
     assert refused.value.reasons == {"b": f"another command of me on head, process 7 {said}"}
 
 
-def test_a_node_that_shares_a_root_names_the_node_that_holds_it():
+def test_node_that_shares_a_root_names_the_owner_of_the_lock():
     """The host's own name is not always its name in the inventory."""
     states = {"gpu01": "held host-a boot-1", "gpu02": "shared host-a boot-1", "gpu03": "shared host-b boot-2"}
     assert lock.sharing(states).owners == {"gpu01": "", "gpu02": "gpu01", "gpu03": "host-b"}

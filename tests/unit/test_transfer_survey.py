@@ -42,12 +42,12 @@ def test_a_survey_is_read():
     assert facts.sshd == (7, 4)
 
 
-def test_a_survey_that_broke_off_is_no_answer():
+def test_truncated_survey_is_no_answer():
     with pytest.raises(ClusterctlError, match="incomplete"):
         read_facts(ANSWER.removesuffix("end\n"))
 
 
-def test_a_node_that_refuses_says_why():
+def test_refusal_of_a_node_has_a_reason():
     assert read_facts("digest b2sum\nrefused its dd is too old\n").refused == "its dd is too old"
 
 
@@ -62,7 +62,7 @@ def test_a_node_that_refuses_says_why():
         ("", "192.168.5.1", ("192.168.5.1", "gpu01"), 1022),
     ],
 )
-def test_other_nodes_use_the_fast_network_and_what_we_use(connection, data, addresses, port):
+def test_routes_use_the_fast_network_first_and_then_the_address(connection, data, addresses, port):
     inventory = Inventory(Path("i.yaml"), PurePosixPath("/opt/llm/current"), (), ssh=Ssh(port=1022))
     facts = read_facts(ANSWER.replace("10.0.0.1 40000 10.0.0.11 2222", connection))
     door = login_target(inventory, target(data_address=data), facts, "clusterctl-1", ("ssh-ed25519", b"abc"))
@@ -70,7 +70,7 @@ def test_other_nodes_use_the_fast_network_and_what_we_use(connection, data, addr
     assert door.known == "clusterctl-1 ssh-ed25519 YWJj\n"
 
 
-def test_a_way_trusts_one_host_key_and_one_key_only():
+def test_route_trusts_one_host_key_and_one_login_key():
     facts = read_facts(ANSWER)
     door = login_target(INVENTORY, target(), facts, "clusterctl-1", ("ssh-ed25519", b"abc"))
     first, second = door.commands('/dev/shm/a "b" 100%')
@@ -85,7 +85,7 @@ def test_a_way_trusts_one_host_key_and_one_key_only():
     assert first["text"].endswith(" -- 10.0.0.11 receive")
 
 
-def test_a_key_is_new_each_time_and_says_whose_it_is():
+def test_relay_key_is_new_each_time_and_names_its_owner():
     first, second = RelayKey.new(), RelayKey.new()
     place = scope_of("/opt/llm/releases/.transfer-0123456789ab")
     line = first.line(INVENTORY, place)
@@ -99,7 +99,7 @@ def test_a_key_is_new_each_time_and_says_whose_it_is():
     assert len(public) == 32
 
 
-def test_the_keys_of_each_cluster_and_place_can_be_told():
+def test_keys_of_each_cluster_and_folder_are_distinguished():
     other = Inventory(Path("i.yaml"), PurePosixPath("/opt/other/current"), ())
     releases = [scope_of(f"/opt/llm/releases/.transfer-{release}") for release in ("one", "two")]
     assert releases == ["/opt/llm/releases"] * 2  # one lock guards both
@@ -112,7 +112,7 @@ def test_the_keys_of_each_cluster_and_place_can_be_told():
     ("version", "begins", "expires"),
     [((9, 2), "restrict,", True), ((7, 4), "restrict,", False), ((6, 6), "no-port", False), (None, "no-port", False)],
 )
-def test_an_old_sshd_gets_the_options_that_it_knows(version, begins, expires):
+def test_old_sshd_gets_only_supported_options(version, begins, expires):
     text, may_expire = options("/opt/a b", version)
     assert text.startswith(begins)
     assert text.endswith("command=\"exec sh '/opt/a b/receive'\"")
@@ -130,7 +130,7 @@ def test_an_old_sshd_gets_the_options_that_it_knows(version, begins, expires):
         ("/a\nb", False),
     ],
 )
-def test_folders_that_a_forced_command_can_name(folder, possible):
+def test_folders_that_a_forced_command_can_contain(folder, possible):
     assert is_quotable(folder) is possible
 
 

@@ -1,4 +1,4 @@
-"""Parts to units and back: nothing is lost, whatever the sizes are, and nothing is sent that nobody lacks."""
+"""Parts to units and back: no byte is lost at any size, and nothing is sent that every node has."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ sizes = st.lists(st.integers(1, 3 * UNIT + 1), min_size=1, max_size=12)
 
 @given(sizes, st.integers(1, 3 * UNIT), st.data())
 @settings(deadline=None)
-def test_every_node_gets_the_bytes_that_it_lacks_in_order(lengths, block, data):
+def test_every_node_gets_its_missing_bytes_in_order(lengths, block, data):
     contents = {f"k{n}": bytes([n]) * length for n, length in enumerate(lengths)}
     parts = [part(key, content, block) for key, content in contents.items()]
     lacking = [data.draw(st.sets(st.sampled_from(sorted(contents)))) for _ in range(3)]
@@ -56,20 +56,20 @@ def test_every_node_gets_the_bytes_that_it_lacks_in_order(lengths, block, data):
         assert "n" in unit.mask
 
 
-def test_small_tar_legs_share_a_unit_where_the_same_nodes_lack_them():
+def test_small_tar_parts_missing_on_the_same_nodes_share_a_unit():
     parts = [part(f"k{n}", b"x" * 20) for n in range(5)]
     lacking = [{"k0", "k1", "k2", "k3", "k4"}, {"k0", "k1", "k2", "k4"}]
     assert [field(unit, 7) for unit in stream(parts, lacking, [(), ()])] == ["k0,k1,k2", "k3", "k4"]
 
 
-def test_ranges_and_very_many_legs_do_not_share():
+def test_ranges_and_very_many_parts_do_not_share_a_unit():
     parts = [part("a", b"x"), part("b", b"x", kind="range", path="f"), part("c", b"x")]
     assert [field(unit, 7) for unit in stream(parts, [{"a", "b", "c"}], [()])] == ["a", "b", "c"]
     many = [part(f"k{n}", b"") for n in range(KEYS + 1)]
     assert [len(batch.parts) for batch in batches(many, [{each.key for each in many}])] == [KEYS, 1]
 
 
-def test_what_was_kept_is_not_sent():
+def test_kept_units_are_not_sent():
     parts = [part("a", bytes(range(100)))]
     first, second = stream(parts, [{"a"}], [()])
     sums = [field(unit, 4) for unit in (first, second)]
@@ -80,12 +80,12 @@ def test_what_was_kept_is_not_sent():
     assert [(unit.mask, bool(unit.data)) for unit in others] == [("-n", True), ("-s", False)]
 
 
-def test_who_takes_a_unit():
+def test_nodes_that_pass_a_unit():
     (unit, _) = stream([part("a", bytes(range(100)))], [set(), {"a"}, set()], [(), (), ()])
     assert [unit.passes(place) for place in range(3)] == [True, True, False]
 
 
-def test_a_leg_s_last_unit_is_sent_only_when_the_leg_is_verified():
+def test_last_unit_of_a_part_is_sent_after_its_verification():
     def damaged():
         yield b"x" * (2 * UNIT)
         raise BundleError("damaged")
@@ -98,14 +98,14 @@ def test_a_leg_s_last_unit_is_sent_only_when_the_leg_is_verified():
         assert not unit.last
 
 
-def test_a_leg_of_another_size_is_an_error():
+def test_part_of_another_size_is_an_error():
     (batch,) = batches([Part("a", "tar", 3, lambda: iter([b"four"]), path="f")], [{"a"}])
     with pytest.raises(ClusterctlError, match="f has 4 bytes where 3 were announced"):
         list(units(batch, [()], "b2sum", 1))
 
 
 @pytest.mark.parametrize("digest", ["b2sum", "sha256sum"])
-def test_the_digest_is_that_of_the_nodes_program(digest):
+def test_digest_matches_the_program_of_the_node(digest):
     (unit,) = stream([part("a", b"abc")], [{"a"}], [()], digest)
     argv = {"b2sum": ["b2sum", "-l", "256"], "sha256sum": ["sha256sum"]}[digest]
     done = subprocess.run(argv, input=b"abc", capture_output=True, check=True)

@@ -25,7 +25,7 @@ def test_a_document_that_is_well_formed_but_deep_is_refused(levels):
         parse_json("[" * levels + "]" * levels)
 
 
-def test_the_deepest_that_is_allowed_is_read():
+def test_deepest_allowed_document_is_read():
     assert parse_json("[" * 32 + "]" * 32)
     assert parse_json("1", depth=0) == 1
     with pytest.raises(UntrustedError, match="nested"):
@@ -43,12 +43,12 @@ def test_the_deepest_that_is_allowed_is_read():
         (b" " * 100, "100 bytes"),
     ],
 )
-def test_the_text_says_why(data, why):
+def test_error_gives_the_reason(data, why):
     with pytest.raises(UntrustedError, match=why):
         parse_json(data, limit=99 if why == "100 bytes" else 1 << 20)
 
 
-def test_an_object_is_wanted():
+def test_document_must_be_an_object():
     assert parse_object(b'{"a": 1}') == {"a": 1}
     with pytest.raises(UntrustedError, match="not a JSON object"):
         parse_object(b"[]")

@@ -61,7 +61,7 @@ def test_with_json_a_usage_error_is_the_one_object_on_stdout(run):
     assert err.startswith("error: clusterctl deploy has no option --limt\n")
 
 
-def test_a_json_of_the_command_that_is_run_on_nodes_is_not_ours(run):
+def test_json_option_of_a_remote_command_does_not_change_the_error_format(run):
     code, out, _ = run("run", "--limt", "a", "--", "jq", "--json")
     assert (code, out) == (2, "")
 

@@ -1,4 +1,4 @@
-"""``verify`` with nodes that have no release, do not answer, or were changed: each is told for itself."""
+"""``verify`` with nodes that have no release, do not answer, or were changed: each is reported separately."""
 
 from pathlib import Path, PurePosixPath
 
@@ -62,7 +62,7 @@ def verify(*names, release=None):
     return releases.verify_release(session.Session(cluster), release)
 
 
-def test_a_node_without_a_release_keeps_no_other_from_being_verified():
+def test_node_without_a_release_does_not_stop_the_verification():
     result = verify("good", "empty", "changed", "idle", "down", "cut")
     found = {finding.node: (finding.verdict, finding.observed, finding.fix) for finding in result.findings}
     assert found["good"] == ("OK", f"release {ID}: 7 files are unchanged", "")
@@ -84,7 +84,7 @@ def test_a_named_release_that_some_nodes_lack():
         verify("good", "idle", release="ffff")
 
 
-def test_the_command_says_all_of_it_and_the_exit_code_is_5(tmp_path, monkeypatch, capsys):
+def test_verify_reports_every_node_and_exits_with_5(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = ("good", "empty", "changed", "down")
     lines = "".join(f"  {name}: 10.0.0.{number}\n" for number, name in enumerate(names, 1))

@@ -1,4 +1,4 @@
-"""One pair of emulated machines for the whole session; whoever changes one puts it back.
+"""One pair of emulated machines for the whole session; a test that changes one restores it.
 
 Fixtures: ``lab`` (scripts/lab/machine.py: ``lab.head``, ``lab.client``, ``lab.inventory(services)``) and ``clusterctl``
 (runs the command against the lab), ``bundle`` (chrony for these machines, packed once) and ``chronyd`` (it is installed

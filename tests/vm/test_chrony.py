@@ -67,20 +67,20 @@ def test_a_second_apply_changes_nothing(lab, followed, clusterctl):
     assert {step["state"] for node in again["nodes"].values() for step in node["steps"]} == {"ok"}
 
 
-def test_eighty_milliseconds_are_slewed_away(lab, followed):
+def test_offset_of_80_milliseconds_is_slewed(lab, followed):
     until(lambda: close(lab))
     lab.client.run("date -s '+0.08 sec'")  # how much it is ahead now cannot be measured: chronyd corrects it meanwhile
     until(lambda: close(lab))
 
 
-def test_five_seconds_are_named_and_apply_corrects_them(lab, followed, clusterctl):
+def test_offset_of_5_seconds_is_reported_and_apply_corrects_it(lab, followed, clusterctl):
     def ahead():  # each time: chronyd slews a second away in twelve, and a busy host may take that long to look
         lab.client.run("date -s '+5 sec'")
         return offset(lab) > 1
 
     def named():
         lab.client.run("date -s '+5 sec'")
-        lab.client.run("chronyc burst 2/2")  # chronyd would ask within 64 s by itself
+        lab.client.run("chronyc burst 2/2")  # chronyd would ask within 64 s anyway
         return "follows the head" in json.dumps(failed(clusterctl))
 
     until(ahead)

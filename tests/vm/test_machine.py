@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 
-def test_both_are_up_with_names_of_their_own_and_reach_each_other_and_nothing_else(lab):
+def test_both_machines_have_their_names_and_reach_only_each_other(lab):
     for each, other in ((lab.head, lab.client), (lab.client, lab.head)):
         command = "hostname; cat /etc/hostname; systemctl is-system-running; ip route show default"
         said = each.out(f"{command}; exec 3<>/dev/tcp/{other.address}/22 && head -c 4 <&3")
@@ -42,7 +42,7 @@ signal.pause()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_nothing_is_left_when_the_starting_process_is_killed(lab, number):
+def test_killed_starter_leaves_no_process(lab, number):
     where = Path(sys.modules["machine"].__file__).parent
     with subprocess.Popen(
         [sys.executable, "-c", KILLED, where, "198.18.254.0/24"], stdout=subprocess.PIPE, text=True
@@ -57,7 +57,7 @@ def test_nothing_is_left_when_the_starting_process_is_killed(lab, number):
     for descriptor in descriptors:
         select_ended(descriptor)
         os.close(descriptor)
-    # The kernel takes a namespace down in a worker of its own, and says so.
+    # The kernel removes a namespace in a separate worker, and logs it.
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as news:
         news.bind((0, RTMGRP_LINK))
         news.settimeout(60)

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-# All that lies in /etc: content, mode, owner, kind and where links lead.
+# All files in /etc: content, mode, owner, kind and targets of links.
 ETC = 'cd / && { find etc -type f -exec sha256sum {} +; find etc -printf "%p %m %u %g %y %l\\n"; } | sort'
 SHARE = "/data"
 SERVICES = f"nfs: {{exports: [{SHARE}], threads: 16, connections: 4}}"
-# Asks no server: the table says what is mounted, also when nobody answers.
+# Asks no server: the table lists the mounts, also if no server answers.
 MOUNTED = f"awk '$2 == \"{SHARE}\" {{ print $3, $1, $4 }}' /proc/mounts"
 
 
@@ -30,7 +30,7 @@ def states(done, machine):
     return {step["name"]: step["state"] for step in json.loads(done.stdout)["nodes"][machine.name]["steps"]}
 
 
-def test_a_place_with_files_is_refused_before_anything_is_mounted(lab, before, clusterctl):
+def test_mount_point_with_files_is_refused(lab, before, clusterctl):
     lab.inventory(SERVICES)
     lab.client.run(f"mkdir {SHARE} && touch {SHARE}/mine")
     done = clusterctl("services", "apply", code=5)
@@ -39,7 +39,7 @@ def test_a_place_with_files_is_refused_before_anything_is_mounted(lab, before, c
     lab.client.run(f"rm -r {SHARE}")
 
 
-def test_it_is_mounted_and_both_write_what_the_other_reads(lab, shared):
+def test_share_is_mounted_and_both_sides_read_and_write(lab, shared):
     kind, source, options = lab.client.out(MOUNTED).split()
     assert (kind, source) == ("nfs4", f"{lab.head.address}:{SHARE}")
     assert {"hard", "nconnect=4", "noatime"} <= set(options.split(","))
@@ -48,7 +48,7 @@ def test_it_is_mounted_and_both_write_what_the_other_reads(lab, shared):
     lab.head.run(f"grep -qx 'from the client' {SHARE}/a && stat -c %U {SHARE}/a | grep -qx train", user="train")
     lab.head.run(f"echo from the server >{SHARE}/b", user="train")
     lab.client.run(f"grep -qx 'from the server' {SHARE}/b", user="train")
-    # root of a client is nobody on the server
+    # root of a client is the user nobody on the server
     assert lab.client.out(f": >{SHARE}/c; stat -c %U {SHARE}/c") == "nobody"
 
 
@@ -57,31 +57,31 @@ def test_a_second_apply_changes_nothing(lab, shared, clusterctl):
     assert {*states(done, lab.head).values(), *states(done, lab.client).values()} == {"ok"}
 
 
-def test_a_client_that_starts_without_its_server_boots_and_has_the_share_when_that_is_back(lab, shared):
+def test_client_boots_without_its_server_and_mounts_the_share_later(lab, shared):
     with lab.head.frozen():
         lab.client.power_cycle()
         lab.client.wait_reached()
         assert lab.client.out(f"systemctl is-system-running; {MOUNTED}") == "starting"
-        # Nobody's checkpoint lands on the local disk meanwhile.
+        # Meanwhile no checkpoint is written to the local disk.
         assert lab.client.run(f": >{SHARE}/lost", user="train", check=False).returncode
     lab.client.wait_up()
     assert lab.client.out(f"{MOUNTED} | cut -d' ' -f1; cat {SHARE}/b") == "nfs4\nfrom the server"
 
 
-def test_a_mount_outlives_a_reboot_of_the_server(lab, shared):
+def test_mount_survives_a_reboot_of_the_server(lab, shared):
     lab.head.reboot()
     assert lab.head.out("cat /proc/fs/nfsd/threads") == "16"
     assert lab.client.out(f"echo again >>{SHARE}/a; cat {SHARE}/a", user="train") == "from the client\nagain"
 
 
-def test_a_share_that_is_silently_on_the_local_disk_is_found(lab, shared, clusterctl):
+def test_unmounted_share_on_the_local_disk_is_found(lab, shared, clusterctl):
     lab.client.run(f"umount {SHARE}")
     done = clusterctl("services", "verify", "--limit", lab.client.name, code=5)
     assert "/data is not mounted: files written there stay on this node's disk" in done.stdout + done.stderr
     lab.client.run(f"mount {SHARE}")
 
 
-def test_a_hung_mount_costs_its_deadline_and_is_named(lab, shared, clusterctl):
+def test_hung_mount_is_named_after_its_deadline(lab, shared, clusterctl):
     with lab.head.frozen():
         done = clusterctl("services", "verify", "--limit", lab.client.name, code=5)
     assert "/data hangs: vm1 has not answered" in done.stdout + done.stderr

@@ -7,7 +7,7 @@ HOST = "find /etc/apt /usr/sbin/policy-rc.d -type f -exec sha256sum {} + 2>/dev/
 APPLY = ("services", "apply", "os_packages", "--deadline", 1500)  # seconds; an emulated machine may get no processor
 
 
-def test_packages_come_without_a_route_and_the_daemon_waits_for_its_configuration(lab, clusterctl, bundle):
+def test_packages_are_installed_offline_and_the_daemon_waits_for_its_configuration(lab, clusterctl, bundle):
     lab.inventory(f"os_packages: {{bundle: {bundle.name}}}")
     before = lab.client.out(HOST)
     assert lab.client.out("ip route show default; ip -6 route show default") == ""

@@ -1,7 +1,7 @@
 """Undo of OS packages, when no other test needs them any more: what gave way to chrony is back, and at work."""
 
 
-def test_undo_removes_what_was_installed_and_brings_back_what_gave_way(lab, clusterctl, chronyd):
+def test_undo_removes_installed_packages_and_reinstalls_removed_ones(lab, clusterctl, chronyd):
     lab.inventory("os_packages: {}")
     done = clusterctl("services", "undo", "os_packages", "--limit", lab.client.name, "--deadline", 1500)
     assert "undone" in done.stdout

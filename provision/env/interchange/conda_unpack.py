@@ -37,15 +37,15 @@ _source_prefix = ""
 _placeholder = ""
 _version = ""
 
-_LIMIT = 127  # bytes that Linux reads of a first line, without its end (BINPRM_BUF_SIZE before 5.1)
-_LATER_LIMIT = 255  # the same from Linux 5.1 on
-_ENV = re.compile(rb"#![ \t]*/usr/bin/env[ \t]+(?:-S[ \t]*)?([^\s=/-][^\s=/]*)[ \t]*([^\r\n]*)(?:\r?\n|\Z)")
-_PREFIX = re.compile(rb"/[^\x00-\x1f\x7f\"'`$\\:;&|<>()*?\[\]{}#!~]+\Z")
+LIMIT = 127  # bytes that Linux reads of a first line, without its end (BINPRM_BUF_SIZE before 5.1)
+LATER_LIMIT = 255  # the same from Linux 5.1 on
+ENV = re.compile(rb"#![ \t]*/usr/bin/env[ \t]+(?:-S[ \t]*)?([^\s=/-][^\s=/]*)[ \t]*([^\r\n]*)(?:\r?\n|\Z)")
+PREFIX = re.compile(rb"/[^\x00-\x1f\x7f\"'`$\\:;&|<>()*?\[\]{}#!~]+\Z")
 
 # Only whole paths match: /opt/env2, /opt/env.old and /data/opt/env are not /opt/env.
 _COMPONENT = rb"0-9A-Za-z_+@~\xc2-\xf4-"
-_ENDS = rb"(?![" + _COMPONENT + rb"]|\.[." + _COMPONENT + rb"]|%[0-9A-Fa-f]{2})"
-_INSIDE_A_PATH = re.compile(rb"(?:/[.%\x80-\xff" + _COMPONENT + rb"]+|\.)\Z")
+ENDS = rb"(?![" + _COMPONENT + rb"]|\.[." + _COMPONENT + rb"]|%[0-9A-Fa-f]{2})"
+INSIDE_A_PATH = re.compile(rb"(?:/[.%\x80-\xff" + _COMPONENT + rb"]+|\.)\Z")
 
 
 def unpack(prefix: bytes) -> None:
@@ -54,7 +54,7 @@ def unpack(prefix: bytes) -> None:
     Raises:
         SystemExit: the new prefix does not fit into scripts or binaries; no file was changed.
     """
-    if not _PREFIX.match(prefix):
+    if not PREFIX.match(prefix):
         sys.exit(
             f"conda-unpack: {os.fsdecode(prefix)!r} cannot be a prefix: it has special characters; move the folder"
         )
@@ -73,9 +73,9 @@ def unpack(prefix: bytes) -> None:
         _replace(prefix, path, data, rewrite(data, _bytes(old), prefix))
     for path, program in _script_records:
         data = _read(prefix, path)
-        wanted = _ENV.match(data)
+        wanted = ENV.match(data)
         if wanted and wanted[1] == _bytes(program):
-            head = _shebang(prefix + b"/bin/" + wanted[1], wanted[2].strip())
+            head = write_shebang(prefix + b"/bin/" + wanted[1], wanted[2].strip())
             _replace(prefix, path, data, head + data[wanted.end() :])
     _update_hashes(prefix)
 
@@ -86,7 +86,7 @@ def _text(data: bytes, old: bytes, new: bytes) -> bytes:
     head = b""
     if line.startswith(b"#!" + old + b"/"):
         program, _, options = line[2:].partition(b" ")
-        head, data = _shebang(program.replace(old, new), options.replace(old, new)), rest
+        head, data = write_shebang(program.replace(old, new), options.replace(old, new)), rest
     return head + in_text(data, old, new)
 
 
@@ -95,16 +95,16 @@ def in_text(data: bytes, old: bytes, new: bytes) -> bytes:
     return data.replace(b"file://" + old, b"file://" + quote(new).encode()).replace(old, new)
 
 
-def _shebang(program: bytes, options: bytes) -> bytes:
+def write_shebang(program: bytes, options: bytes) -> bytes:
     """The lines that start a script; sh runs the second form, and Python reads it as a string."""
     line = b"#!" + program + (b" " + options if options else b"")
     name = program.rpartition(b"/")[2]
-    if len(line) <= _LIMIT and b" " not in program and b" " not in options:
+    if len(line) <= LIMIT and b" " not in program and b" " not in options:
         return line + b"\n"
     if name.startswith((b"python", b"pypy")):
         words = b'"' + program + b'"' + (b" " + options if options else b"")
         return b"#!/bin/sh\n'''exec' " + words + b' "$0" "$@"\n' + b"' '''\n"
-    if len(line) <= _LATER_LIMIT and b" " not in program:
+    if len(line) <= LATER_LIMIT and b" " not in program:
         return line + b"\n"
     return b"#!/usr/bin/env " + (b"-S " + name + b" " + options if options else name) + b"\n"
 
@@ -122,10 +122,10 @@ def _in_place(data: bytes, old: bytes, new: bytes) -> bytes:
     """Replace the prefix in a binary without moving bytes: a shorter prefix is padded with slashes."""
 
     def one(match: re.Match[bytes]) -> bytes:
-        inside = _INSIDE_A_PATH.search(data[max(0, match.start() - 256) : match.start()])
+        inside = INSIDE_A_PATH.search(data[max(0, match.start() - 256) : match.start()])
         return match[0] if inside else new.ljust(len(old), b"/")
 
-    return re.sub(re.escape(old) + _ENDS, one, data)
+    return re.sub(re.escape(old) + ENDS, one, data)
 
 
 def _update_hashes(prefix: bytes) -> None:

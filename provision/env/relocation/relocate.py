@@ -18,7 +18,7 @@ from provision.errors import UsageError
 
 # Characters that need no escaping anywhere: shebangs, sh words with and without quotes, Python strings. A space only
 # breaks an unquoted word; the excluded characters have a meaning in a shell, or end an entry of PATH.
-_PREFIX = re.compile(r"/[^\x00-\x1f\x7f\"'`$\\:;&|<>()*?\[\]{}#!~]+\Z")
+PREFIX = re.compile(r"/[^\x00-\x1f\x7f\"'`$\\:;&|<>()*?\[\]{}#!~]+\Z")
 
 
 _VERSION = re.compile(r"(\d+)\.(\d+)")
@@ -58,7 +58,7 @@ def relocate(manifest: Manifest, prefix_files: Mapping[str, bytes], new_prefix: 
         UsageError: the new prefix is not absolute, or has characters that scripts cannot contain.
     """
     top = str(new_prefix)
-    if not _PREFIX.match(top):
+    if not PREFIX.match(top):
         raise UsageError(
             f"{top!r} cannot be a prefix",
             hint="it must be absolute, without quotes, control characters and characters with a meaning in a shell",

@@ -28,8 +28,8 @@ from trainer.agent.contract.untrusted import parse_object
 
 # Characters of an unquoted path component: ASCII, and the first byte of a longer UTF-8 character.
 _COMPONENT = rb"0-9A-Za-z_+@~\xc2-\xf4-"
-_ENDS = rb"(?![" + _COMPONENT + rb"]|\.[." + _COMPONENT + rb"]|%[0-9A-Fa-f]{2})"
-_INSIDE_A_PATH = re.compile(rb"(?:/[.%\x80-\xff" + _COMPONENT + rb"]+|\.)\Z")
+ENDS = rb"(?![" + _COMPONENT + rb"]|\.[." + _COMPONENT + rb"]|%[0-9A-Fa-f]{2})"
+INSIDE_A_PATH = re.compile(rb"(?:/[.%\x80-\xff" + _COMPONENT + rb"]+|\.)\Z")
 _LOOK_BEHIND = 256
 
 _FILE_URL = b"file://"
@@ -83,7 +83,7 @@ class Search:
 
     @cached_property
     def _pattern(self) -> re.Pattern[bytes]:
-        return re.compile(b"(?:" + b"|".join(re.escape(s.text) for s in self.spellings) + b")" + _ENDS)
+        return re.compile(b"(?:" + b"|".join(re.escape(s.text) for s in self.spellings) + b")" + ENDS)
 
     @cached_property
     def _by_text(self) -> dict[bytes, Spelling]:
@@ -118,7 +118,7 @@ class Search:
 def _longer(match: re.Match[bytes]) -> bool:
     """Whether a match is the end of a longer path, such as ``/data`` before ``/opt/env``."""
     before = match.string[max(0, match.start() - _LOOK_BEHIND) : match.start()]
-    return _INSIDE_A_PATH.search(before) is not None
+    return INSIDE_A_PATH.search(before) is not None
 
 
 SHEBANG_LIMIT = 127  # bytes that Linux reads of a first line, without its end (BINPRM_BUF_SIZE before 5.1)

@@ -3,10 +3,10 @@
 
     torchrun … steps.py --steps 40 [--pause 0.1] [--output out] [--save-every 5] [--fail-at N --fail-rank R]
 
-Every step all ranks wait for one another, as in an all-reduce: one that is missing or dies holds up all others, as with
+Every step all ranks wait for one another, as in an all-reduce: a missing or dead one blocks all others, as with
 NCCL before its time-out. Rank 0 writes the log that LLaMA-Factory would write (``trainer_log.jsonl``) and
 checkpoints in the layout of transformers' Trainer. The loss of a step depends on the step and the weight alone, so that
-a training that went on from a checkpoint can be told from one that began again.
+a training resumed from a checkpoint differs from one that was restarted.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def barrier(others: list[socket.socket]) -> None:
 
 
 def send(other: socket.socket) -> None:
-    """Let another rank go on."""
+    """Let another rank continue."""
     try:
         other.sendall(b".")
     except ConnectionError:

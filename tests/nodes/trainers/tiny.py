@@ -5,8 +5,8 @@
 
 Every step all ranks take part in one all-reduce, so that one that is missing holds up all others. Rank 0 writes the log
 that LLaMA-Factory would write (``trainer_log.jsonl``) and checkpoints in the layout of transformers' Trainer. The loss
-of a step depends on the step and the weights alone, so that a training that went on from a checkpoint can be told from
-one that began again.
+of a step depends on the step and the weights alone, so that a training resumed from a checkpoint differs from
+a restarted one.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def make_env(prefix: Path, checkout: Path | None = None) -> Path:
 
 
 def tree(top: Path) -> dict[str, tuple[object, ...]]:
-    """What a folder holds, to be compared: kind, mode, whole seconds, content."""
+    """The files of a folder, for comparison: kind, mode, whole seconds, content."""
     found: dict[str, tuple[object, ...]] = {}
     for folder, folders, files in os.walk(top):
         for name in (*folders, *files):
@@ -181,7 +181,7 @@ def untar(folder: Path, blocks: Iterable[bytes]) -> None:
 
 
 def compile_modules(prefix: Path, relocated: Relocated) -> None:
-    """What a node does before it makes the tree read-only."""
+    """A node's actions before it makes the tree read-only."""
     names = "".join(f"{prefix / path}\n" for path in relocated.uncompiled)
     argv = [prefix / "bin/python", "-I", "-m", "compileall", "-q", "-i", "-"]
     subprocess.run(argv, input=names.encode(), check=False, capture_output=True)

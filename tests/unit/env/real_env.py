@@ -1,4 +1,4 @@
-"""A real conda environment with everything that is awkward to move, and what is the same in two trees."""
+"""A real conda environment with files that are hard to move, and a comparison of two trees."""
 
 import os
 import shutil
@@ -55,7 +55,7 @@ class Channel:
         shutil.copytree(small.home / "channel", folder / "channel")
 
     def add(self, name, tree, *, paths=None):
-        """A package of the files in ``tree``; ``paths`` is told each entry of paths.json and may change it."""
+        """A package of the files in ``tree``; ``paths`` gets each entry of paths.json and may change it."""
         listed = lab_package.paths_json(tree, lab_tree.PLACEHOLDER)
         for entry in listed["paths"]:
             if paths:
@@ -175,7 +175,7 @@ def tree(top):
 
 
 def everything(top):
-    """All that lies beneath a folder; links are not followed."""
+    """Everything below a folder; links are not followed."""
     for folder, folders, files in os.walk(top):
         yield from (Path(folder, name) for name in (*folders, *files))
 

@@ -41,7 +41,7 @@ def with_manifest(path, bundle, data):
     return copy
 
 
-def test_a_whole_bundle_verifies(packed):
+def test_complete_bundle_verifies(packed):
     events = []
     open_bundle(packed).verify(events.append)
     progress = [event for event in events if isinstance(event, Progress)]
@@ -67,7 +67,7 @@ def test_truncated_anywhere(packed, tmp_path):
             open_bundle(copy)
 
 
-def test_longer_than_it_should_be(packed):
+def test_trailing_bytes(packed):
     with packed.open("ab") as file:
         file.write(b"\0")
     with pytest.raises(BundleError, match="is too long"):
@@ -94,7 +94,7 @@ def test_a_flipped_byte_at_the_ends(packed, offset):
         open_and_verify(packed)
 
 
-def test_what_is_no_bundle(tmp_path):
+def test_file_that_is_not_a_bundle(tmp_path):
     other = tmp_path / "other.tar.gz"
     other.write_bytes(os.urandom(5000))
     with pytest.raises(BundleError, match="not a clusterctl bundle"):
@@ -221,7 +221,7 @@ def with_two_members_swapped(path):
     return copy, first, end - middle
 
 
-def test_members_in_another_order_are_not_taken_for_each_other(packed):
+def test_members_in_another_order_are_not_confused(packed):
     copy, first, _ = with_two_members_swapped(packed)
     bundle = open_bundle(copy)  # which looks at the manifest alone
     for number in (first, first + 1):
@@ -232,7 +232,7 @@ def test_members_in_another_order_are_not_taken_for_each_other(packed):
         bundle.verify(ignore)
 
 
-def test_members_in_another_order_that_the_manifest_tells_are_read_right(packed):
+def test_members_are_read_in_the_manifests_order(packed):
     copy, first, length = with_two_members_swapped(packed)
     original = open_bundle(packed)
 
@@ -267,12 +267,12 @@ def test_any_json_is_refused_without_a_traceback(value):
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"{", b"[" * 100_000, b'{"format": 2}', b"1" * 5000])
-def test_what_is_no_manifest(data):
+def test_data_that_is_not_a_manifest(data):
     with pytest.raises(BundleError):
         parse(data)
 
 
-def test_a_chunk_that_unpacks_to_more_than_it_says(packed):
+def test_chunk_larger_than_the_manifest_says(packed):
     def shrink(data):
         entry = entry_named(data, "share/quo'\"te")
         entry["size"] = 0
@@ -290,7 +290,7 @@ def test_an_errors_exit_code_is_that_of_bundles(packed):
     assert error.value.exit_code == 3
 
 
-def test_the_digest_ignores_where_bytes_lie():
+def test_digest_ignores_positions_in_the_file():
     def manifest(chunk):
         return Manifest(
             name="a", tool="1", created="", platform="linux-64", python="3.11", source_prefix="/p",
@@ -302,7 +302,7 @@ def test_the_digest_ignores_where_bytes_lie():
     assert manifest(0).digest == manifest(1).digest
 
 
-def test_a_file_that_is_too_large_to_be_rewritten_may_hold_the_prefix_and_lie_in_ranges(packed):
+def test_large_file_with_the_prefix_may_be_in_ranges(packed):
     bundle = open_and_verify(patched(packed, lambda data: entry_named(data, BIG).update(prefix=[["binary", ""]])))
     assert BIG in {entry.path for entry in bundle.manifest.marked}
     assert BIG not in {entry.path for entry in bundle.manifest.rewritable} | bundle.prefix_files().keys()

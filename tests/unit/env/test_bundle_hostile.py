@@ -1,4 +1,4 @@
-"""Hostile bundles: what a manifest may say, how much is read, and mutations of a valid one."""
+"""Hostile bundles: valid manifests, limits of reading, and mutations of a valid bundle."""
 
 import copy
 import functools
@@ -120,7 +120,7 @@ STRINGS = {
 
 
 @pytest.mark.parametrize("case", STRINGS)
-def test_a_manifest_with_what_no_pack_writes_is_refused_and_the_key_is_named(packed, case):
+def test_invalid_manifest_is_refused_and_the_key_is_named(packed, case):
     change, key = STRINGS[case]
     with pytest.raises(BundleError, match=f"the manifest is not valid: .*{key}") as error:
         open_bundle(patched(packed, change))
@@ -138,7 +138,7 @@ def test_an_archive_is_not_written_outside_of_the_folder(packed, tmp_path, monke
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1bb", "..", ""])
-def test_pack_refuses_a_name_that_no_reader_takes(prefix, tmp_path, name):
+def test_pack_refuses_a_name_that_no_reader_accepts(prefix, tmp_path, name):
     with pytest.raises(UsageError, match="cannot be packed under its name"):
         pack.pack(prefix, tmp_path / "x.ccb", name=name, emit=ignore)
 
@@ -159,7 +159,7 @@ class TestMemory:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
         tracemalloc.stop()
 
-    def test_pack_writes_no_manifest_that_is_not_read(self, prefix, tmp_path, monkeypatch):
+    def test_pack_writes_only_readable_manifests(self, prefix, tmp_path, monkeypatch):
         monkeypatch.setattr(writer, "LIMIT", 1000)
         with pytest.raises(BundleError, match="the limit is 1000"):
             pack.pack(prefix, tmp_path / "x.ccb", name="x", emit=ignore)
@@ -186,7 +186,7 @@ class TestMemory:
             (lambda d: entry_named(d, "share/sp ace").update(size=parse.MEMBER + 1), "in memory"),
         ],
     )
-    def test_what_is_held_in_memory_has_limits(self, packed, change, said):
+    def test_data_in_memory_has_limits(self, packed, change, said):
         with pytest.raises(BundleError, match=said):
             open_bundle(patched(packed, change))
 
@@ -204,7 +204,7 @@ class TestMemory:
 @pytest.mark.parametrize(
     "data", ["[" * 100_000, '{"paths_data": ' * 5000, "{}" + " " * 100, '{"name": 1e999}', "\ud800"]
 )
-def test_files_of_packages_are_read_with_the_same_care(tmp_path, data):
+def test_package_metadata_is_read_with_limits(tmp_path, data):
     path = tmp_path / "x.json"
     path.write_bytes(data.encode("utf-8", "surrogatepass"))
     list(packages.read_conda_package(path))
@@ -262,7 +262,7 @@ VALUES = (
 
 
 @given(st.data())
-def test_any_mutation_of_a_manifest_is_refused_or_reads_as_what_it_says(data):
+def test_any_mutation_of_a_manifest_is_refused_or_read_consistently(data):
     document = copy.deepcopy(small())
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.sampled_from(list(places(document))[1:]))

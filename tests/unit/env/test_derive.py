@@ -36,7 +36,7 @@ def test_nearly_every_rewritten_file_can_be_made_by_replacing_words(bundle):
     assert [one for one, _ in found.words if one not in everything] == [], "words that replace nothing are not sent"
 
 
-def test_words_mean_nothing_to_sed(bundle):
+def test_words_have_no_special_characters_of_sed(bundle):
     files = bundle.prefix_files()
     found = derive_recipe(bundle.manifest, files, relocate(bundle.manifest, files, NEW), OLD)
     allowed = set(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")

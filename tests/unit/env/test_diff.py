@@ -1,4 +1,4 @@
-"""What ``clusterctl diff`` says of two bundles."""
+"""The output of ``clusterctl diff``."""
 
 import json
 import os
@@ -48,14 +48,14 @@ def told(difference):
     return " ".join(text.split())
 
 
-def test_equal_bundles_say_so(env, packs):
+def test_equal_bundles_are_reported_as_equal(env, packs):
     difference = diff(packs(env, "a"), packs(env, "b"))
     assert difference.identical
     assert difference.sending == (0, 0, 0)
     assert "the same release: a deploy sends nothing" in told(difference)
 
 
-def test_an_environment_rebuilt_from_the_same_packages_is_the_same_at_other_times(env, packs, helpers):
+def test_environment_rebuilt_from_the_same_packages_differs_in_times_only(env, packs, helpers):
     pyc = env / helpers.SITE / "hello/__pycache__/plain.cpython-311.pyc"
     helpers.write(pyc, b"\xa7\r\r\n" + bytes(4) + b"\1\2\3\4" + b"\6\0\0\0" + b"code")
     old = packs(env, "old")
@@ -75,7 +75,7 @@ def test_an_environment_rebuilt_from_the_same_packages_is_the_same_at_other_time
     assert "0 of" in text
 
 
-def test_what_changed_is_named_by_package_and_what_is_sent_is_counted(env, packs, helpers):
+def test_changes_are_named_by_package_and_sent_bytes_are_counted(env, packs, helpers):
     old = packs(env, "old")
     helpers.add_package(env, "added", {f"{helpers.SITE}/added/__init__.py": "A = 1\n", "bin/added": "#!/bin/sh\n"})
     shutil.rmtree(env / helpers.SITE / "big")
@@ -94,10 +94,10 @@ def test_what_changed_is_named_by_package_and_what_is_sent_is_counted(env, packs
     assert difference.touched == ("hello",)
     changes = {change.path: (change.sign, change.owner) for change in difference.changes}
     assert changes["share/mine.txt"] == ("+", "share/")
-    assert changes["bin/hello-sh"] == ("~", "hello")  # it holds the prefix; a RECORD tells whose it is
+    assert changes["bin/hello-sh"] == ("~", "hello")  # it contains the prefix; a RECORD names its package
     assert changes[f"{helpers.SITE}/big/big.bin"] == ("-", "big")
     assert changes[f"{helpers.SITE}/hello/plain.py"] == ("~", "hello")
-    assert f"{helpers.SITE}/added" not in changes  # a folder comes with what lies in it
+    assert f"{helpers.SITE}/added" not in changes  # a folder is listed with its files
     old_keys = {chunk.key for chunk in difference.old.chunks}
     missing = [chunk for chunk in difference.new.chunks if chunk.key not in old_keys]
     assert difference.sending == (len(missing), sum(c.compressed for c in missing), sum(c.size for c in missing))
@@ -112,7 +112,7 @@ def test_what_changed_is_named_by_package_and_what_is_sent_is_counted(env, packs
     assert f"\n- {helpers.SITE}/big/big.bin\n" in listed
 
 
-def test_data_that_travel_along_have_a_line_of_their_own(env, tmp_path, helpers):
+def test_added_data_have_a_separate_line(env, tmp_path, helpers):
     helpers.write(tmp_path / "set/x.txt", "x" * 5000)
     pack(env, tmp_path / "old.ccb", name="old", emit=ignore, options=PackOptions(data=[tmp_path / "set"]))
     helpers.write(tmp_path / "set/x.txt", "y" * 5000)

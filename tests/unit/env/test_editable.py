@@ -30,14 +30,14 @@ def git(root, *words):
     subprocess.run(["git", "-C", str(root), *identity, *words], check=True, capture_output=True)
 
 
-def test_a_checkout_travels_without_caches(prefix, checkout, helpers):
+def test_checkout_is_packed_without_caches(prefix, checkout, helpers):
     for name in (".git/HEAD", "__pycache__/a.pyc", ".venv/pyvenv.cfg", "x/pyvenv.cfg", "node_modules/a", "old.ccb"):
         helpers.write(checkout / name, "x")
     assert travelling(checkout, prefix) == {"src/p/pyproject.toml", "src/p/src/proj/__init__.py"}
 
 
 @needs_git
-def test_what_git_ignores_stays_behind_but_for_what_python_needs(prefix, checkout, helpers):
+def test_ignored_files_are_not_packed_unless_python_needs_them(prefix, checkout, helpers):
     helpers.write(checkout / ".gitignore", "out/\n*.so\n_version.py\n*.egg-info/\n*.log\n")
     helpers.write(checkout / "committed file.txt", "x")
     git(checkout, "init")
@@ -61,7 +61,7 @@ def test_what_git_ignores_stays_behind_but_for_what_python_needs(prefix, checkou
 
 
 @needs_git
-def test_ignored_code_of_a_package_travels_and_ignored_folders_of_a_project_do_not(tmp_path, helpers):
+def test_ignored_code_of_a_package_is_packed_and_ignored_folders_of_a_project_are_not(tmp_path, helpers):
     root = tmp_path / "p"
     for name in ("src/p/__init__.py", "src/ns/part.py", "docs/conf.py", "setup.py", "src/c/notes.txt"):
         helpers.write(root / name, "x")
@@ -90,7 +90,7 @@ def test_ignored_code_of_a_package_travels_and_ignored_folders_of_a_project_do_n
 
 
 @needs_git
-def test_repositories_inside_a_checkout_travel_by_their_own_rules(tmp_path, helpers):
+def test_nested_repositories_follow_their_own_gitignore(tmp_path, helpers):
     inner = tmp_path / "made"
     helpers.write(inner / "sub/__init__.py", "x")
     helpers.write(inner / ".gitignore", "*.so\n*.log\n")
@@ -114,7 +114,7 @@ def test_repositories_inside_a_checkout_travel_by_their_own_rules(tmp_path, help
 
 
 @needs_git
-def test_git_is_asked_about_this_repository_whatever_the_caller_has_set(tmp_path, helpers, monkeypatch):
+def test_git_variables_of_the_caller_are_ignored(tmp_path, helpers, monkeypatch):
     root = tmp_path / "p"
     helpers.write(root / "a.py", "x")
     helpers.write(root / ".gitignore", "data/\n")
@@ -140,7 +140,7 @@ def test_a_repository_of_another_user_is_listed_and_nothing_of_it_is_run(tmp_pat
 
 
 @needs_git
-def test_much_that_git_does_not_know_is_named(tmp_path, helpers):
+def test_many_untracked_files_are_named(tmp_path, helpers):
     root = tmp_path / "p"
     helpers.write(root / "a.py", "x")
     git(root, "init")
@@ -151,7 +151,7 @@ def test_much_that_git_does_not_know_is_named(tmp_path, helpers):
     assert "model.bin" in notice
 
 
-def test_a_link_that_leaves_its_checkout_is_named(tmp_path, helpers):
+def test_link_that_leads_out_of_its_checkout_is_named(tmp_path, helpers):
     root = tmp_path / "p"
     helpers.write(root / "a.py", "x")
     (root / "inside").symlink_to("./a.py")
@@ -160,7 +160,7 @@ def test_a_link_that_leaves_its_checkout_is_named(tmp_path, helpers):
     assert notice.startswith(f"{root}/outside links to ../q/data")
 
 
-def test_a_checkout_in_another_one_stays_there(tmp_path, helpers):
+def test_nested_checkout_stays_in_its_place(tmp_path, helpers):
     outer, inner = tmp_path / "outer", tmp_path / "outer" / "plugins" / "inner"
     prefix = helpers.make_env(tmp_path / "env", outer)
     helpers.add_editable(prefix, inner, "inner")
@@ -170,17 +170,17 @@ def test_a_checkout_in_another_one_stays_there(tmp_path, helpers):
     assert "src/outer/plugins/inner/src/inner/__init__.py" in {entry.path for entry in manifest.files}
 
 
-def test_a_checkout_does_not_travel_where_the_environment_has_no_folder_for_it(prefix, tmp_path):
+def test_checkout_is_refused_if_its_place_is_not_a_folder(prefix, tmp_path):
     (prefix / "src").symlink_to("/mnt")
     with pytest.raises(UsageError, match=r"opt/env/src is not a folder, but checkouts must go there"):
         pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore)
 
 
 @needs_git
-def test_a_folder_that_git_knows_and_that_was_replaced_by_a_link_travels_as_the_link(prefix, checkout, tmp_path):
+def test_tracked_folder_replaced_by_a_link_is_packed_as_the_link(prefix, checkout, tmp_path):
     (checkout / "conf" / "inner").mkdir(parents=True)
     (checkout / "conf" / "inner" / "a.yaml").write_text("x")
-    (checkout / "conf-too").write_text("x")  # sorts between the folder and what lies in it
+    (checkout / "conf-too").write_text("x")  # sorts between the folder and its files
     git(checkout, "init")
     git(checkout, "add", "-A")
     (checkout / "conf").rename(tmp_path / "elsewhere")
@@ -230,7 +230,7 @@ def test_a_checkout_that_is_a_link_in_the_prefix(tmp_path, helpers):
     assert only.aliases == ((f"{prefix}/src/proj", "src/proj-2"),)
 
 
-def test_what_python_programs_and_links_in_site_packages_name(tmp_path, helpers):
+def test_paths_in_programs_and_links_of_site_packages_are_found(tmp_path, helpers):
     prefix = helpers.make_env(tmp_path / "env")
     site = prefix / helpers.SITE
     for name in ("hatched", "built", "flit"):
@@ -247,7 +247,7 @@ def test_what_python_programs_and_links_in_site_packages_name(tmp_path, helpers)
     assert [notice.split()[0] for notice in found.notices] == ["_meson_editable_loader.py"]
 
 
-def test_a_place_has_no_name_that_a_launcher_stumbles_over(tmp_path, helpers):
+def test_place_of_a_checkout_has_no_special_characters(tmp_path, helpers):
     prefix = helpers.make_env(tmp_path / "env", tmp_path / "it's my $proj (ü)")
     (only,) = found_in(prefix).checkouts
     assert only.target == "src/it-s-my-proj-ü"
@@ -284,7 +284,7 @@ def test_setup_py_develop(tmp_path, helpers):
     assert (only.root, only.target) == (str(checkout), "src/old")
 
 
-def test_a_checkout_inside_the_prefix_just_stays(tmp_path, helpers):
+def test_checkout_inside_the_prefix_stays(tmp_path, helpers):
     prefix = helpers.make_env(tmp_path / "env", tmp_path / "env" / "src" / "proj")
     assert survey(scan_environment(prefix)).relocations == ((str(prefix), ""),)
 
@@ -296,7 +296,7 @@ def test_two_checkouts_of_one_name(tmp_path, helpers):
     assert targets == ["src/proj", "src/proj-2"]
 
 
-def test_home_and_dead_paths_stay_behind(tmp_path, helpers, monkeypatch):
+def test_home_folder_and_dead_paths_are_not_packed(tmp_path, helpers, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     prefix = helpers.make_env(tmp_path / "env")
     helpers.write(prefix / helpers.SITE / "paths.pth", f"{tmp_path}\n/does/not/exist\nimport os\n# note\nrelative\n")
@@ -305,7 +305,7 @@ def test_home_and_dead_paths_stay_behind(tmp_path, helpers, monkeypatch):
     assert [notice.split()[0] for notice in found.notices] == [str(tmp_path), "/does/not/exist"]
 
 
-def test_an_interpreter_that_is_spelled_relative_to_somewhere_is_no_alias(prefix, tmp_path, helpers, monkeypatch):
+def test_relative_path_of_an_interpreter_is_no_alias(prefix, tmp_path, helpers, monkeypatch):
     link = tmp_path / "link"
     link.symlink_to(prefix)
     for name, spelled in (("one", "."), ("two", "opt/env"), ("three", str(link))):

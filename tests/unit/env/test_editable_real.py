@@ -45,7 +45,7 @@ def git(root, *words):
 
 
 def project(root, name, *, backend=SETUPTOOLS, source="src", requires=(), extra=""):
-    """A package with a console script that says where it lies and reads a data file."""
+    """A package with a console script that prints its path and reads a data file."""
     module = name.replace("-", "_")
     write(
         root / "pyproject.toml",
@@ -144,7 +144,7 @@ def compiled(root):
 
 
 def monorepo(top):
-    """A package that is a subfolder of a repository, and imports only what lies in its own folder."""
+    """A package that is a subfolder of a repository, and imports only modules of its own folder."""
     project(top / "packages" / "one", "mono-one")
     project(top / "packages" / "two", "mono-two")
     write(top / "README.md", "mono")
@@ -198,7 +198,7 @@ def bundle(env, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def new(bundle, old, tmp_path_factory, helpers):
-    """The environment at its new place; the old one and all checkouts are gone."""
+    """The environment at its new place; the old one and all checkouts are deleted."""
     prefix = tmp_path_factory.mktemp("new") / "releases" / "0123456789ab"
     relocated = helpers.place(bundle, prefix)
     helpers.compile_modules(prefix, relocated)
@@ -268,7 +268,7 @@ def test_pip_finds_nothing_broken(new):
 
 
 @pytest.mark.parametrize("module", ["alpha", "beta", "ns.part", "lonely", "linked", "aliased", "developed"])
-def test_a_module_that_no_project_folder_holds_by_its_name(new, module):
+def test_module_of_a_checkout_is_imported_at_the_new_prefix(new, module):
     where = run(new / "bin/python", "-c", f"import {module} as m; print(m.NAME, m.__file__)").split()
     assert where[0] == module.rpartition(".")[2]
     assert where[1].startswith(f"{new}/")
@@ -281,7 +281,7 @@ def test_setup_py_develop(new):
     assert f"Editable project location: {new}/src/developed/lib\n" in shown
 
 
-def test_what_git_ignores_and_the_package_needs(new, found):
+def test_ignored_files_that_the_package_needs(new, found):
     program = "import compiled._version as v, compiled.native as n, compiled._kernels.made as m\n"
     program += "print(v.version, n.answer(), m.MADE)"
     assert run(new / "bin/python", "-c", program) == "1.0.dev3 42 True\n"
@@ -292,7 +292,7 @@ def test_what_git_ignores_and_the_package_needs(new, found):
     assert [notice for notice in found.notices if "src/compiled/weights/" in notice]
 
 
-def test_of_a_monorepo_only_the_package_travels(new):
+def test_only_the_package_of_a_monorepo_is_packed(new):
     assert not list((new / "src").rglob("mono_two"))
     assert not list((new / "src").rglob("README.md"))
 
@@ -312,7 +312,7 @@ def test_nothing_names_the_old_places(new, old):
     assert seen > 1000
 
 
-def test_every_record_is_true(new, small):
+def test_every_record_is_correct(new, small):
     rows = 0
     for record in (new / small.site).glob("*.dist-info/RECORD"):
         for name, digest, size in csv.reader(record.read_text().splitlines()):

@@ -1,4 +1,4 @@
-"""What is left out of an environment, and what travels with it."""
+"""Files excluded from an environment, and data packed with it."""
 
 import os
 import socket
@@ -51,7 +51,7 @@ def test_patterns_mean_what_they_mean_in_a_gitignore_file(patterns, gone):
     assert {one.path for one in TREE} - {one.path for one in left.kept} == gone
 
 
-def test_each_pattern_tells_how_much_it_leaves_out():
+def test_each_pattern_reports_how_much_it_excludes():
     notices = exclude_sources(TREE, ["share/doc", "*.a", "!lib/keep.a", "*.nothing", "#comment"])
     assert notices.notices == (
         "--exclude 'share/doc' excludes 2 files of 2.0 MB",
@@ -67,7 +67,7 @@ def test_an_environment_keeps_its_python(pattern):
         exclude_sources(TREE, [pattern])
 
 
-def test_a_pattern_that_is_none():
+def test_invalid_pattern():
     with pytest.raises(UsageError, match=r"--exclude: .*'!'"):
         exclude_sources(TREE, ["!"])
 
@@ -81,7 +81,7 @@ def packed_with(prefix, tmp_path, helpers, **options):
     return bundle, [event.text for event in events if isinstance(event, Notice)]
 
 
-def test_what_is_left_out_is_neither_packed_nor_forgotten(prefix, tmp_path, helpers):
+def test_excluded_files_are_not_packed_and_each_pattern_is_recorded(prefix, tmp_path, helpers):
     bundle, notices = packed_with(prefix, tmp_path, helpers, exclude=["other/", "*.bin", "proj", "nothing"])
     paths = {entry.path for entry in bundle.manifest.files}
     assert not [path for path in paths if "/other/" in path or path.endswith(".bin")]
@@ -136,7 +136,7 @@ def test_data_arrive_byte_for_byte(prefix, dataset, tmp_path, helpers):
     assert content == (dataset / "large.bin").read_bytes()
 
 
-def test_data_have_chunks_of_their_own(prefix, dataset, packed, tmp_path, helpers):
+def test_data_have_separate_chunks(prefix, dataset, packed, tmp_path, helpers):
     bundle, _ = packed_with(prefix, tmp_path, helpers, data=[dataset])
     with_data = {(chunk.digest, chunk.package) for chunk in bundle.manifest.chunks}
     without = {(chunk.digest, chunk.package) for chunk in open_bundle(packed).manifest.chunks}
@@ -144,7 +144,7 @@ def test_data_have_chunks_of_their_own(prefix, dataset, packed, tmp_path, helper
     assert {package for _, package in with_data - without} == {"./", "data/corpus/"}
 
 
-def test_the_environments_own_folder_of_that_name_stays(prefix, dataset, tmp_path, helpers):
+def test_folder_of_the_environment_with_the_same_name_stays(prefix, dataset, tmp_path, helpers):
     helpers.write(prefix / "data" / "own" / "file", f"{prefix}\n")
     (prefix / "data").chmod(0o700)
     bundle, _ = packed_with(prefix, tmp_path, helpers, data=[dataset])
@@ -154,7 +154,7 @@ def test_the_environments_own_folder_of_that_name_stays(prefix, dataset, tmp_pat
     assert "data/corpus/info.json" in found
 
 
-def test_a_link_that_is_given_is_followed_and_keeps_its_name(dataset, tmp_path, prefix, helpers):
+def test_given_link_is_followed_and_keeps_its_name(dataset, tmp_path, prefix, helpers):
     (tmp_path / "latest").symlink_to(dataset)
     bundle, _ = packed_with(prefix, tmp_path, helpers, data=[tmp_path / "latest"])
     assert "data/latest/info.json" in {entry.path for entry in bundle.manifest.files}
@@ -175,7 +175,7 @@ def test_a_data_folder_may_be_named_by_a_dot(dataset, monkeypatch):
         (["socket"], "neither a file nor a folder"),
     ],
 )
-def test_data_that_cannot_travel(dataset, tmp_path, helpers, monkeypatch, paths, message):
+def test_data_that_cannot_be_packed(dataset, tmp_path, helpers, monkeypatch, paths, message):
     monkeypatch.chdir(tmp_path)
     for name in ("other/corpus/x", "sets/taken/x"):
         helpers.write(tmp_path / name, "x")
@@ -196,7 +196,7 @@ def test_a_compiled_file_may_be_data(prefix, tmp_path, helpers):
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
-def test_data_do_not_travel_where_the_environment_has_no_folder_for_them(prefix, dataset, tmp_path, helpers, kind):
+def test_data_are_refused_if_their_place_is_not_a_folder(prefix, dataset, tmp_path, helpers, kind):
     if kind == "link":
         (prefix / "data").symlink_to("/mnt")
     else:
@@ -215,14 +215,14 @@ def test_a_bundle_among_its_own_data_is_refused(prefix, dataset, helpers):
     assert not (dataset / "b.ccb").exists()
 
 
-def test_patterns_are_none_of_the_datas_business(prefix, dataset, tmp_path, helpers):
+def test_patterns_do_not_apply_to_data(prefix, dataset, tmp_path, helpers):
     bundle, _ = packed_with(prefix, tmp_path, helpers, data=[dataset], exclude=["*.json"])
     paths = {entry.path for entry in bundle.manifest.files}
     assert "data/corpus/info.json" in paths
     assert not [path for path in paths if path.endswith(".json") and not path.startswith("data/")]
 
 
-def test_a_file_that_is_data_and_of_the_environment_is_two_files(prefix, tmp_path, helpers):
+def test_file_in_the_data_and_in_the_environment_is_packed_twice(prefix, tmp_path, helpers):
     (tmp_path / "shared").mkdir()
     os.link(prefix / "bin" / "hello", tmp_path / "shared" / "hello")
     os.link(prefix / "bin" / "hello", tmp_path / "shared" / "again")
@@ -234,7 +234,7 @@ def test_a_file_that_is_data_and_of_the_environment_is_two_files(prefix, tmp_pat
     assert not found["data/shared/again"].marks
 
 
-def test_data_that_change_are_noticed(prefix, dataset, tmp_path, helpers, monkeypatch):
+def test_changed_data_are_detected(prefix, dataset, tmp_path, helpers, monkeypatch):
     from provision.errors import BundleError
 
     real = Survey.check_folders

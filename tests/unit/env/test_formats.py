@@ -19,7 +19,7 @@ names = st.binary(min_size=1, max_size=300).filter(lambda b: b"\0" not in b and 
 
 
 @given(name=names, target=names, mtime=st.integers(0, 1 << 40), mode=st.integers(0, 0o777))
-def test_python_reads_our_headers(name, target, mtime, mode):
+def test_tarfile_reads_the_written_headers(name, target, mtime, mode):
     path = name.strip(b"/").decode(errors="surrogateescape")
     link = Entry(path, "link", mode, mtime, target=target.decode(errors="surrogateescape"))
     head = tar.entry_header(link)
@@ -47,7 +47,7 @@ def test_elf_of_this_machine():
 
 
 @given(st.binary(max_size=200), st.integers(0, 1 << 14), st.integers(0, 255))
-def test_damaged_elf_files_have_no_opinion(tail, at, value):
+def test_damaged_elf_files_raise_nothing(tail, at, value):
     data = bytearray(Path("/bin/true").read_bytes())
     data[at % len(data)] = value
     data += tail
@@ -85,7 +85,7 @@ def test_a_packages_chunks_do_not_depend_on_others(sizes, others):
 
 
 @given(st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 3000)), max_size=20))
-def test_a_source_and_what_was_compiled_from_it_are_never_cut_apart(sizes):
+def test_source_and_its_compiled_file_are_in_one_chunk(sizes):
     files = [found(f"a/{n}.py", size) for n, (size, _) in enumerate(sizes)]
     files += [found(f"a/__pycache__/{n}.cpython-311.pyc", size) for n, (_, size) in enumerate(sizes)]
     parts = plan_chunks(files, lambda _path: "a", limit=5000).groups

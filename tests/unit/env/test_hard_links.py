@@ -31,7 +31,7 @@ def test_the_first_name_is_the_file_and_every_other_points_to_it(packed, helpers
         assert (found[path].size, found[path].sha256, found[path].marks) == (0, "", ())
 
 
-def test_hard_links_lie_with_the_folders_and_nothing_else_does(packed, helpers):
+def test_last_chunk_has_the_hard_links_and_folders_only(packed, helpers):
     manifest = open_bundle(packed).manifest
     last = len(manifest.chunks) - 1
     assert [chunk.package for chunk in manifest.chunks].index(FOLDERS) == last
@@ -77,7 +77,7 @@ def test_a_hard_link_to_a_link_is_another_link(tmp_path, helpers):
     assert {found[path].type for path in ("share/dangling", "share/dangling-too")} == {"link"}
 
 
-def test_a_left_out_first_name_leaves_the_file_to_the_next(tmp_path, helpers):
+def test_excluded_first_name_leaves_the_file_to_the_next(tmp_path, helpers):
     prefix = helpers.make_env(tmp_path / "env")
     manifest = pack(
         prefix,

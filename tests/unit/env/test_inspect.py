@@ -1,4 +1,4 @@
-"""What ``clusterctl inspect`` says of a bundle."""
+"""The output of ``clusterctl inspect``."""
 
 import json
 import re
@@ -61,7 +61,7 @@ def manifest(**changes):
     return Manifest(**known | changes)
 
 
-def test_people_read_what_they_ask_before_carrying_a_bundle_over():
+def test_overview_shows_what_users_ask_before_they_carry_a_bundle():
     text = overview_text(Overview(manifest(), 4_000))
     for told in (
         "llm: release ",
@@ -110,7 +110,7 @@ def test_added_data_are_distinguished_from_files_that_no_package_owns():
     assert "data           data/model.bin/  9.0 kB\n               data/set/        700 B" in overview_text(overview)
 
 
-def test_only_the_largest_packages_are_named_until_all_are_asked_for():
+def test_only_the_largest_packages_are_listed_by_default():
     many = tuple(Package(f"p{number:02}", "1", "pypi") for number in range(30))
     overview = Overview(manifest(packages=many), 1)
     assert "and 20 more (--packages)" in overview_text(overview)
@@ -119,14 +119,14 @@ def test_only_the_largest_packages_are_named_until_all_are_asked_for():
     assert all(package.name in full for package in many)
 
 
-def test_files_and_what_holds_the_prefix_are_listed_on_request():
+def test_files_and_prefix_files_are_listed_on_request():
     overview = Overview(manifest(), 1)
     assert "lib/b.py" not in overview_text(overview)
     assert "644  3.0 kB  lib/b.py" in overview_text(overview, files=True)
     assert "binary text  lib/c.so" in overview_text(overview, prefix=True)
 
 
-def test_programs_get_everything():
+def test_json_has_all_fields():
     data = json.loads(json.dumps(overview_data(Overview(manifest(), 4_000))))
     assert data["gpu_architectures"]["sm_80"] == "A100, A800, A30"
     assert data["bytes"] == 4_000
@@ -145,7 +145,7 @@ def test_programs_get_everything():
     assert data["versions"]["transformers"] == "5.6.0"
 
 
-def test_an_environment_without_cuda_says_so_and_one_without_torch_says_nothing_of_cards():
+def test_missing_cuda_is_reported_and_without_torch_no_cards_are_listed():
     cpu = manifest(gpu_architectures=None, versions={"torch": "2.13.0", "cuda": None})
     assert "torch is built without CUDA" in overview_text(Overview(cpu, 1))
     bare = manifest(gpu_architectures=None, versions={}, packages=())
@@ -154,7 +154,7 @@ def test_an_environment_without_cuda_says_so_and_one_without_torch_says_nothing_
     assert "no torch and no training library" in text
 
 
-def test_long_paths_stay_whole():
+def test_long_paths_are_not_cut():
     path = "lib/" + "very-" * 30 + "long.so"
     text = overview_text(Overview(manifest(files=(file(path, 1, marks=(Mark("binary"),)),)), 1))
     assert path in text
@@ -198,7 +198,7 @@ def test_damage_is_found_with_verify_only(packed):
         inspect(packed, verify=True, emit=ignore)
 
 
-def test_a_bare_environment_can_be_told(tmp_path, helpers):
+def test_environment_without_packages_is_described(tmp_path, helpers):
     prefix = tmp_path / "bare"
     helpers.write(prefix / "bin/python", "#!/bin/sh\n", 0o755)
     helpers.write(prefix / "conda-meta/history", "")

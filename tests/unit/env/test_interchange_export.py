@@ -36,7 +36,7 @@ def untar(archive, folder):
 
 
 def finish(folder, python=None, *, check=True):
-    """Run the archive's conda-unpack: by itself, or by another Python."""
+    """Run the archive's conda-unpack, as a program or with another Python."""
     argv = [folder / "bin/conda-unpack"] if python is None else [python, folder / "bin/conda-unpack"]
     environ = {"PATH": "/usr/bin:/bin"}
     return subprocess.run(argv, check=check, env=environ, cwd="/", capture_output=True, text=True)
@@ -78,7 +78,7 @@ def test_plain_tar_opens_an_archive_and_only_prefix_files_differ(packed, prefix,
     assert differing <= marked | linked
 
 
-def test_the_table_is_exactly_the_files_that_hold_the_placeholder(movable, tmp_path):
+def test_table_lists_exactly_the_files_with_the_placeholder(movable, tmp_path):
     export(movable, tmp_path / "env.tar", emit=ignore)
     folder = untar(tmp_path / "env.tar", tmp_path / "out")
     found = tables(folder)
@@ -96,7 +96,7 @@ def test_the_table_is_exactly_the_files_that_hold_the_placeholder(movable, tmp_p
         for path in folder.rglob("*")
         if path.is_file() and not path.is_symlink() and path.suffix != ".pyc" and source in path.read_bytes()
     ]
-    # The decoys, which only begin or end like the prefix, and the program that says where the environment was.
+    # The decoys, which only start or end like the prefix, and the program that prints the environment's old place.
     assert sorted(naming) == ["bin/conda-unpack", "lib/python3.11/site-packages/hello/__init__.py"]
 
 
@@ -108,7 +108,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_conda_unpack_makes_what_a_deploy_makes(movable, tmp_path, place):
+def test_conda_unpack_gives_the_same_files_as_a_deploy(movable, tmp_path, place):
     export(movable, tmp_path / "env.tar.zst", emit=ignore)
     folder = untar(tmp_path / "env.tar.zst", tmp_path / PLACES[place])
     assert finish(folder).stderr == ""
@@ -124,7 +124,7 @@ def test_conda_unpack_makes_what_a_deploy_makes(movable, tmp_path, place):
             assert stat.S_IMODE(path.stat().st_mode) == entry.mode
     for argv in (["hello", "one"], ["hello-env"], ["hello-sh"]):
         if argv == ["hello-sh"] and " " in str(folder):
-            continue  # its exec line has no quotes; no packer can know
+            continue  # its exec line has no quotes; a packer cannot detect that
         done = subprocess.run([folder / "bin" / argv[0], *argv[1:]], env={}, capture_output=True, text=True, check=True)
         assert done.stdout.startswith("hello")
 
@@ -161,7 +161,7 @@ def test_an_interrupted_conda_unpack_is_completed_by_another(movable, tmp_path, 
     assert times_aside[0] == times_aside[1]
 
 
-def test_hashes_are_true_before_and_after_conda_unpack(movable, tmp_path, helpers):
+def test_hashes_are_correct_before_and_after_conda_unpack(movable, tmp_path, helpers):
     import base64
     import csv
     import hashlib
@@ -188,7 +188,7 @@ def test_hashes_are_true_before_and_after_conda_unpack(movable, tmp_path, helper
     assert settings["sha256_in_prefix"] == hashlib.sha256((folder / "lib/settings.txt").read_bytes()).hexdigest()
 
 
-def test_a_binary_without_room_is_said_before_anything_is_written(packed, tmp_path, helpers):
+def test_binary_without_room_is_reported_before_anything_is_written(packed, tmp_path, helpers):
     bundle = open_bundle(packed)
     export(bundle, tmp_path / "env.tar", emit=ignore)
     folder = untar(tmp_path / "env.tar", tmp_path / ("long" * 40))
@@ -212,7 +212,7 @@ def test_a_binary_without_room_keeps_its_length_where_the_prefix_is_shorter(pack
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed here")
-def test_what_the_loader_searches_is_named_from_the_files_own_folder(prefix, tmp_path, helpers):
+def test_loader_paths_are_relative_to_the_folder_of_the_file(prefix, tmp_path, helpers):
     (tmp_path / "part.c").write_text("int part(void) { return 42; }\n")
     (tmp_path / "whole.c").write_text("int part(void);\nint main(void) { return part(); }\n")
     link = ["-L", prefix / "lib", "-lpart", f"-Wl,-rpath,{prefix}/lib"]
@@ -226,7 +226,7 @@ def test_what_the_loader_searches_is_named_from_the_files_own_folder(prefix, tmp
     assert "bin/whole" not in {path for path, _, _ in tables(folder)["_prefix_records"]}
 
 
-def test_a_file_that_is_too_large_to_be_rewritten_is_said(packed):
+def test_file_too_large_to_be_rewritten_is_reported(packed):
     from dataclasses import replace
 
     bundle = open_bundle(packed)
@@ -244,21 +244,21 @@ def test_a_folder_that_scripts_would_misread_is_refused(prefix):
         conda_unpack.unpack(prefix.encode())
 
 
-def test_conda_unpack_which_stands_alone_has_the_rules_of_relocation():
+def test_conda_unpack_has_the_rules_of_relocation():
     from provision.env.relocation import relocate as relocation
     from provision.env.relocation import rewrite
 
-    assert conda_unpack._ENDS == rewrite._ENDS
-    assert conda_unpack._INSIDE_A_PATH.pattern == rewrite._INSIDE_A_PATH.pattern
-    assert conda_unpack._PREFIX.pattern == relocation._PREFIX.pattern.encode()
-    assert (conda_unpack._LIMIT, conda_unpack._LATER_LIMIT) == (rewrite.SHEBANG_LIMIT, rewrite.LATER_SHEBANG_LIMIT)
+    assert conda_unpack.ENDS == rewrite.ENDS
+    assert conda_unpack.INSIDE_A_PATH.pattern == rewrite.INSIDE_A_PATH.pattern
+    assert conda_unpack.PREFIX.pattern == relocation.PREFIX.pattern.encode()
+    assert (conda_unpack.LIMIT, conda_unpack.LATER_LIMIT) == (rewrite.SHEBANG_LIMIT, rewrite.LATER_SHEBANG_LIMIT)
     for line in (
         b"#!/usr/bin/env python\n",
         b"#! /usr/bin/env -S python3 -I -u\r\n",
         b"#!/usr/bin/env -i x\n",
         b"#!/bin/sh\n",
     ):
-        wanted, match = rewrite.env_program(line + b"rest"), conda_unpack._ENV.match(line + b"rest")
+        wanted, match = rewrite.env_program(line + b"rest"), conda_unpack.ENV.match(line + b"rest")
         assert wanted == (match and (match[1], match[2].strip(), (line + b"rest")[match.end() :]))
 
 
@@ -278,10 +278,10 @@ SHEBANGS = [
 
 @pytest.mark.parametrize(("program", "options"), SHEBANGS)
 def test_conda_unpack_writes_first_lines_as_a_deploy_does(program, options):
-    assert conda_unpack._shebang(program, options) == rewrite.write_shebang(program, options)
+    assert conda_unpack.write_shebang(program, options) == rewrite.write_shebang(program, options)
 
 
-def test_activate_is_conda_packs_own_and_works(movable, tmp_path):
+def test_activate_of_conda_pack_is_included_and_works(movable, tmp_path):
     export(movable, tmp_path / "env.tar.gz", emit=ignore)
     folder = untar(tmp_path / "env.tar.gz", tmp_path / "out")
     import conda_pack
@@ -302,7 +302,7 @@ def test_scripts_run_in_an_activated_environment_before_conda_unpack(movable, tm
     assert subprocess.check_output(["bash", "-c", program], text=True) == "hello\n"
 
 
-def test_an_environments_own_activate_gives_way(prefix, tmp_path, helpers):
+def test_activate_of_the_environment_is_replaced(prefix, tmp_path, helpers):
     (prefix / "bin/activate").symlink_to(prefix / "bin/hello")
     helpers.write(prefix / "bin/deactivate", "echo conda's\n", 0o755)
     bundle_path = tmp_path / "b.ccb"
@@ -362,6 +362,6 @@ def test_a_damaged_bundle_leaves_no_archive(packed, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
 
 
-def test_a_name_that_tells_of_no_format_is_refused(packed, tmp_path):
+def test_output_name_without_a_known_suffix_is_refused(packed, tmp_path):
     with pytest.raises(UsageError, match=r"must end in \.tar\.gz"):
         export(open_bundle(packed), tmp_path / "env.zip", emit=ignore)

@@ -1,4 +1,4 @@
-"""Archives of conda-pack become bundles that say the same as one packed from the environment itself."""
+"""Bundles from archives of conda-pack equal bundles packed from the environment itself."""
 
 import io
 import json
@@ -31,7 +31,7 @@ def conda_packed(prefix, archive, **options):
 
 @pytest.fixture(scope="module")
 def real(small_env, tmp_path_factory):
-    """The small real environment: env.tar.gz as conda-pack packs it, env.ccb as we do, back.ccb made of the first."""
+    """The small real environment: env.tar.gz from conda-pack, env.ccb from clusterctl, back.ccb from env.tar.gz."""
     folder = tmp_path_factory.mktemp("real")
     conda_packed(small_env, folder / "env.tar.gz")
     pack(small_env, folder / "env.ccb", name="env", emit=ignore)
@@ -47,14 +47,14 @@ def contents(entry):
     return entry.type, entry.mode, entry.size, entry.sha256, entry.target, entry.marks
 
 
-def test_what_conda_pack_made_is_the_environment_again(real, small_env):
+def test_import_restores_an_environment_packed_by_conda_pack(real, small_env):
     manifest = open_bundle(real / "back.ccb").manifest
     assert manifest.source_prefix == str(small_env)
     assert manifest.relocations == ((str(small_env), ""),)
     assert manifest.name == "env"
     assert manifest.notices == (origin(real / "env.tar.gz"),)
     ours, theirs = entries(real / "env.ccb"), entries(real / "back.ccb")
-    # conda-pack leaves compiled files of packages behind, and blanks paths of the package cache in conda-meta.
+    # conda-pack omits compiled files of packages, and blanks paths of the package cache in conda-meta.
     missing = {path for path in ours.keys() - theirs.keys() if "__pycache__" not in path}
     assert missing == set()
     assert theirs.keys() - ours.keys() == set()
@@ -87,7 +87,7 @@ def test_compression_and_the_folder_in_an_archive_make_no_difference(tiny, tmp_p
     assert len(set(made.values())) == 1, made
 
 
-def test_an_archive_for_one_place_is_taken_from_there(small_env, tmp_path):
+def test_archive_with_a_fixed_prefix_keeps_it(small_env, tmp_path):
     archive = conda_packed(small_env, tmp_path / "there.tar", dest_prefix="/srv/there")
     manifest = import_archive(archive, tmp_path / "there.ccb", emit=ignore)
     assert manifest.source_prefix == "/srv/there"
@@ -96,7 +96,7 @@ def test_an_archive_for_one_place_is_taken_from_there(small_env, tmp_path):
     assert "text" in marks["lib/pkgconfig/python-3.11.pc"]
 
 
-def test_what_we_wrote_comes_back_as_it_was(real, tmp_path):
+def test_exported_archive_is_imported_unchanged(real, tmp_path):
     export(open_bundle(real / "env.ccb"), tmp_path / "env.tar.zst", emit=ignore)
     import_archive(tmp_path / "env.tar.zst", tmp_path / "back.ccb", emit=ignore)
     ours, back = entries(real / "env.ccb"), entries(tmp_path / "back.ccb")
@@ -110,7 +110,7 @@ def test_what_we_wrote_comes_back_as_it_was(real, tmp_path):
     assert {path for path in differing if not path.startswith("conda-meta/")} == set()
 
 
-def test_an_awkward_environment_comes_back_too(packed, tmp_path):
+def test_environment_with_odd_files_is_imported_unchanged(packed, tmp_path):
     bundle = open_bundle(packed)
     export(bundle, tmp_path / "env.tar.gz", emit=ignore)
     manifest = import_archive(tmp_path / "env.tar.gz", tmp_path / "back.ccb", emit=ignore)
@@ -127,7 +127,7 @@ def test_an_awkward_environment_comes_back_too(packed, tmp_path):
     editable = {path for path in differing if "proj" in path}
     assert differing - editable <= {
         "bin/hello-env",
-        "bin/hello-too",  # another name of a script is a file of its own in an archive
+        "bin/hello-too",  # another name of a script is a separate file in an archive
         "conda-meta/python-3.11.7-0.json",
         "lib/python3.11/site-packages/hello-1.0.dist-info/RECORD",
     }
@@ -135,8 +135,8 @@ def test_an_awkward_environment_comes_back_too(packed, tmp_path):
     open_bundle(tmp_path / "back.ccb").verify(ignore)
 
 
-def test_nothing_that_the_archive_names_outside_is_taken_from_this_machine(packed, checkout, tmp_path, prefix, helpers):
-    # The same path may lead to somebody else's files here.
+def test_archive_cannot_read_files_of_this_machine(packed, checkout, tmp_path, prefix, helpers):
+    # The same path may lead to other files here.
     helpers.write(prefix / helpers.SITE / "more.pth", f"{tmp_path}/elsewhere\n")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/secret.py").write_text("secret\n")
@@ -179,7 +179,7 @@ NOT_ENVIRONMENTS = {
 
 
 @pytest.mark.parametrize("case", NOT_ENVIRONMENTS)
-def test_an_archive_of_something_else_is_refused_with_what_it_is(tmp_path, case):
+def test_archive_without_an_environment_is_refused_with_the_reason(tmp_path, case):
     members, why = NOT_ENVIRONMENTS[case]
     archive = archive_of(members, tmp_path)
     with pytest.raises(BundleError) as error:
@@ -190,7 +190,7 @@ def test_an_archive_of_something_else_is_refused_with_what_it_is(tmp_path, case)
     assert [path.name for path in tmp_path.iterdir()] == ["bad.tar"]
 
 
-def test_formats_that_are_not_read_are_refused_by_name(tmp_path):
+def test_unsupported_formats_are_refused_by_name(tmp_path):
     with zipfile.ZipFile(tmp_path / "env.zip", "w") as archive:
         archive.writestr("conda-meta/history", "")
     (tmp_path / "env.squashfs").write_bytes(b"hsqs" + bytes(100))
@@ -270,7 +270,7 @@ def test_placeholders_of_packages_become_the_prefix_again(tmp_path):
     assert json.loads(files["conda-meta/c-1-0.json"])["paths_data"]["paths"][0]["prefix_placeholder"] == BUILT
 
 
-def test_the_prefix_is_found_where_only_the_history_tells_it(tmp_path):
+def test_prefix_is_found_in_the_history(tmp_path):
     history = b"# cmd: conda create -n other\n# cmd: /opt/conda/bin/conda install --prefix /data/envs/one numpy\n"
     members = {**PYTHON, "conda-meta/history": history, "bin/conda-unpack": b"_prefix_records = [\n\n]\n"}
     manifest = import_archive(archive_of(members, tmp_path), tmp_path / "out.ccb", emit=ignore)
@@ -286,7 +286,7 @@ def test_the_oldest_placeholder_is_no_prefix():
     assert importer.prefix_of_records([*rows, importer.Record("b", "/env", "text")], ()) == "/env"
 
 
-def test_scripts_tell_the_prefix_that_most_of_them_name():
+def test_prefix_is_the_one_in_most_scripts():
     scripts = [b"#!/usr/bin/python3\n"] * 3 + [
         b"#!/srv/e/bin/python3.11 -I\n",
         b"#!/a b/bin/python\n",
@@ -331,7 +331,7 @@ def test_an_archive_is_converted_once_and_again_when_it_changes(tiny, tmp_path):
     assert bundle.stat().st_mtime_ns != made
 
 
-def test_a_bundle_that_was_left_half_is_made_again(tiny, tmp_path):
+def test_incomplete_bundle_is_written_again(tiny, tmp_path):
     archive = tmp_path / "tiny.tar"
     pack_archive(str(tiny), environ={}, output=archive, emit=ignore)
     bundle = bundle_of(archive, emit=ignore)
@@ -339,7 +339,7 @@ def test_a_bundle_that_was_left_half_is_made_again(tiny, tmp_path):
     open_bundle(bundle_of(archive, emit=ignore)).verify(ignore)
 
 
-def test_what_is_no_archive_is_left_to_open_bundle(packed, tmp_path):
+def test_path_that_is_not_an_archive_is_returned_unchanged(packed, tmp_path):
     noise = tmp_path / "noise"
     noise.write_bytes(b"noise")
     for path in (packed, noise, tmp_path / "missing.tar.gz", tmp_path):
@@ -349,7 +349,7 @@ def test_what_is_no_archive_is_left_to_open_bundle(packed, tmp_path):
     assert bundle_of(renamed, emit=ignore) == renamed
 
 
-def test_where_the_archive_lies_nothing_may_be_written(tiny, tmp_path, monkeypatch):
+def test_bundle_is_written_to_the_working_folder_if_the_archives_folder_is_read_only(tiny, tmp_path, monkeypatch):
     archive = tmp_path / "tiny.tar"
     pack_archive(str(tiny), environ={}, output=archive, emit=ignore)
     (tmp_path / "here").mkdir()
@@ -377,7 +377,7 @@ def test_the_default_name_is_the_environments(tiny, tmp_path, monkeypatch):
     assert "tar xf tiny.tar.gz -C FOLDER" in text
 
 
-def test_an_output_that_cannot_be_is_refused_before_anything_is_packed(tiny, tmp_path):
+def test_unusable_output_is_refused_before_anything_is_packed(tiny, tmp_path):
     for output, message in ((tmp_path, "is a folder"), (tmp_path / "a.zip", "must end"), (tiny / "a.tar", "inside")):
         events = []
         with pytest.raises(UsageError, match=message):

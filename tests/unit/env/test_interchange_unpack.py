@@ -1,4 +1,4 @@
-"""Archives that nobody vouches for: members that would leave the folder, damage, truncation."""
+"""Untrusted archives: members that would leave the folder, damage, truncation."""
 
 import bz2
 import gzip
@@ -106,7 +106,7 @@ def test_a_hard_link_with_a_name_of_the_archive_shares_its_file_and_no_other(tmp
     assert unpacked.kinds == {"a": "dir", "a/b": "file", "c": "file", "d": "link"}
 
 
-def test_what_is_unpacked_is_what_was_packed(tmp_path, folder):
+def test_unpacked_files_equal_the_packed_ones(tmp_path, folder):
     odd = os.fsdecode(b"share/\xff\xfe name\nof it")
     archive = tmp_path / "good.tar"
     archive.write_bytes(
@@ -155,7 +155,7 @@ def noisy(seed=1):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_compression_is_known_by_its_bytes_and_progress_comes_to_the_end(tmp_path, folder, kind):
+def test_every_compression_is_detected_and_progress_reaches_the_end(tmp_path, folder, kind):
     archive = tmp_path / "no.suffix"
     noise = random.Random(2)
     archive.write_bytes(KINDS[kind](tar_of(*(member(f"f{n}", data=noise.randbytes(1 << 20)) for n in range(3)))))
@@ -173,7 +173,7 @@ def test_a_truncated_archive_is_refused(tmp_path, folder, kind, where):
     archive = tmp_path / "cut"
     whole = KINDS[kind](noisy())
     if kind == "tar":
-        whole = whole.rstrip(b"\0")  # the zeros at its end say nothing
+        whole = whole.rstrip(b"\0")  # the zeros at its end have no meaning
     archive.write_bytes(whole[: int(len(whole) * where)])
     with pytest.raises(BundleError, match=r"cut is damaged|not a known kind"):
         unpack(archive, folder, lambda _: None)
@@ -222,7 +222,7 @@ def test_gzip_in_pieces_is_one_gzip_file(size, block):
     assert one.unused_data == b""  # a single member
 
 
-def test_pieces_know_the_end_of_the_one_before():
+def test_gzip_blocks_refer_to_the_previous_block():
     noise = random.Random(3).randbytes(16 << 10)  # less than deflate's window
     one, many = (len(b"".join(gzip_stream([noise * times], threads=2))) for times in (64, 64 * 8))
     assert many < one + 8 * len(noise) / 2  # eight pieces, of which each but the first refers to what is before it

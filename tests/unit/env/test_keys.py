@@ -1,4 +1,4 @@
-"""A chunk's key tells that an environment was built again from the same packages; its digest that nothing is new."""
+"""A chunk's key is equal for an environment built again from the same packages; its digest only for equal bytes."""
 
 import os
 import py_compile
@@ -75,9 +75,7 @@ def test_any_other_change_is_a_new_key_of_that_chunk_alone(packed, prefix, tmp_p
     assert packages - {f"{helpers.SITE}/other/"} == {"other"}  # a new name is in no RECORD, and goes by folder
 
 
-def test_a_release_that_lends_one_chunk_and_not_another_never_parts_a_source_from_its_compiled_file(
-    prefix, tmp_path, helpers
-):
+def test_reused_chunks_keep_a_source_and_its_compiled_file_together(prefix, tmp_path, helpers):
     """Else the time in the compiled file is not the source's, and a read-only release compiles at every start."""
     files = {f"{helpers.SITE}/wide/{n:02}.py": f"N{n} = {os.urandom(3000).hex()!r}\n" for n in range(40)}
     helpers.add_package(prefix, "wide", files)
@@ -96,7 +94,7 @@ def test_a_release_that_lends_one_chunk_and_not_another_never_parts_a_source_fro
     assert [path for path in compiled if place[path] != place[source_of(path)]] == []
 
 
-def test_the_keys_of_a_large_files_ranges_tell_mode_offset_and_the_files_content(packed, prefix, tmp_path, helpers):
+def test_keys_of_ranges_cover_mode_offset_and_content(packed, prefix, tmp_path, helpers):
     def key_of_ranges(manifest):
         entry = next(entry for entry in manifest.files if entry.path.endswith("big.bin"))
         return [manifest.chunks[index].key for index in entry.chunks]
@@ -116,7 +114,7 @@ def test_the_keys_of_a_large_files_ranges_tell_mode_offset_and_the_files_content
     assert not set(changed) & set(first), "a file that changed is sent whole"
 
 
-def test_a_pyc_that_goes_by_the_hash_of_its_source_holds_no_time(tmp_path):
+def test_hash_based_pyc_has_no_time(tmp_path):
     source = tmp_path / "a.py"
     source.write_text("X = 1\n")
     for mode, is_timed in (("TIMESTAMP", True), ("CHECKED_HASH", False), ("UNCHECKED_HASH", False)):
@@ -130,7 +128,7 @@ def test_a_pyc_that_goes_by_the_hash_of_its_source_holds_no_time(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"1234", b"1234\0\0\0\0mtimsiz"])
-def test_what_is_too_short_for_a_pyc_counts_as_it_is(data):
+def test_truncated_pyc_is_hashed_as_a_plain_file(data):
     assert content_digest("a.pyc", data) != content_digest("a.pyc", data + b"\0")
     assert not has_source_time("a.pyc", data)
 

@@ -29,7 +29,7 @@ ELF = Path("/bin/sh").read_bytes()
 
 
 def look(tmp_path, data, path="lib/large", bound=1 << 30, step=3 << 20):
-    """What is learnt of a file with this content."""
+    """The marks and traits of a file with this content."""
     source = tmp_path / "file"
     source.write_bytes(data)
     found = files.pick(tmp_path, "", ["file"]).sources[-1]._replace(path=path)
@@ -56,8 +56,8 @@ pieces = st.lists(st.sampled_from(PIECES), max_size=12)
 @example(pieces=[b"/opt/env"], begin=0, path="bin/large")
 @example(pieces=[b"/opt/env2"], begin=-8, path="lib/large")
 @example(pieces=[b"/data/opt/env"], begin=-5, path="lib/large")
-def test_a_file_that_is_read_in_blocks_has_the_marks_of_one_that_is_read_whole(tmp_path_factory, pieces, begin, path):
-    """The pieces lie where one block ends and the next begins."""
+def test_reading_in_blocks_finds_the_same_marks(tmp_path_factory, pieces, begin, path):
+    """The pieces cross the border of two blocks."""
     content = b"".join(pieces)
     for data in (
         content,
@@ -70,7 +70,7 @@ def test_a_file_that_is_read_in_blocks_has_the_marks_of_one_that_is_read_whole(t
         assert digest == hashlib.sha256(data).hexdigest()
 
 
-def test_what_a_large_file_needs_of_a_machine(tmp_path):
+def test_requirements_of_a_large_file_are_found(tmp_path):
     _, _, traits = look(tmp_path, ELF + bytes(2 << 20))
     assert traits.glibc is not None
     where = "lib/python3.11/site-packages/torch/lib/libtorch_cuda.so"
@@ -82,7 +82,7 @@ def test_what_a_large_file_needs_of_a_machine(tmp_path):
 @pytest.mark.parametrize(
     ("data", "marks"),
     [
-        (ELF + bytes(1 << 20) + b"/opt/env/lib\0", ()),  # behind what is loaded: for nobody
+        (ELF + bytes(1 << 20) + b"/opt/env/lib\0", ()),  # after the loaded part: no program reads it
         (ELF[:600] + b"\0/opt/env/lib\0" + ELF[614:] + bytes(1 << 20), (Mark("binary", "", 255),)),
         (ELF[:600] + b"\0/opt/env/a.cpp\0" + ELF[616:] + bytes(1 << 20), ()),  # for messages
         (b"data" * 500 + b"/opt/env/lib" + bytes(1 << 20), ()),
@@ -90,11 +90,11 @@ def test_what_a_large_file_needs_of_a_machine(tmp_path):
     ],
     ids=["debug", "loaded", "source file", "data", "script"],
 )
-def test_of_what_is_too_large_to_be_rewritten_only_programs_are_marked(tmp_path, data, marks):
+def test_only_programs_among_files_too_large_to_rewrite_are_marked(tmp_path, data, marks):
     assert look(tmp_path, data, bound=1 << 20)[0] == marks
 
 
-def test_a_file_that_cannot_be_rewritten_is_named_and_travels_in_ranges(tmp_path, helpers, monkeypatch):
+def test_file_that_cannot_be_rewritten_is_named_and_packed_in_ranges(tmp_path, helpers, monkeypatch):
     monkeypatch.setattr(detect, "REWRITABLE", 2 * helpers.LIMIT)
     prefix = helpers.make_env(tmp_path / "env")
     path = os.fsencode(str(prefix)) + b"/lib\0"
@@ -131,7 +131,7 @@ def test_a_large_file_that_changes_is_named(prefix, tmp_path, helpers, monkeypat
         with path.open("r+b") as file:
             file.write(os.urandom(8))
         if when == "before it is written":
-            os.utime(path, (5, 5))  # only the content tells
+            os.utime(path, (5, 5))  # only the content shows it
         return answer
 
     monkeypatch.setattr(LargeFile, real.__name__, change)
@@ -167,7 +167,7 @@ def memory_of(pid: int) -> int:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
-        return 0  # it has just ended
+        return 0  # it has just exited
     for line in rollup.splitlines():
         if line.startswith("Pss:"):
             total += 1024 * int(line.split()[1])

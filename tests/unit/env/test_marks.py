@@ -84,7 +84,7 @@ def test_a_large_file_of_data_needs_no_rewriting(tmp_path, data):
         ("int a;", ["-Wl,-rpath,/opt/env/lib"], (Mark("binary", "", 255),)),
     ],
 )
-def test_a_large_library_needs_it_where_a_program_may_use_the_path(tmp_path, text, flags, marks):
+def test_large_library_needs_rewriting_if_a_program_may_use_the_path(tmp_path, text, flags, marks):
     (tmp_path / "a.c").write_text(text)
     subprocess.run(["gcc", "-shared", *flags, "-o", tmp_path / "a.so", tmp_path / "a.c"], check=True)
     assert of_large_file(tmp_path / "a.so") == marks

@@ -26,7 +26,7 @@ BEFORE = (
 )
 
 
-def test_the_baseline_is_named_or_the_platforms_own():
+def test_baseline_is_the_given_one_or_the_platforms_default():
     assert choose(None, "linux-64").name == "x86-64-v3"
     assert choose("x86-64-v4", "linux-64").simd == "__AVX512__"
     assert choose(None, "linux-aarch64").name == "armv8-a"
@@ -41,7 +41,7 @@ def executed(text):
     return module
 
 
-def test_deepspeed_is_told_what_was_built_whatever_accelerator_a_node_has():
+def test_list_of_built_ops_is_valid_with_and_without_an_accelerator():
     module = executed(listing(BEFORE, names=["cpu_adam"], baseline="x", deepspeed="1", torch="2.13.0+cpu"))
     assert module.version == "0.19.8"
     assert module.installed_ops == {"cpu_adam": True, "async_io": False}
@@ -51,19 +51,19 @@ def test_deepspeed_is_told_what_was_built_whatever_accelerator_a_node_has():
     assert module.accelerator_name != "npu"
 
 
-def test_where_ops_were_built_before_the_accelerator_stays_theirs():
+def test_accelerator_of_earlier_built_ops_is_kept():
     before = BEFORE.replace("'async_io': False", "'async_io': True").replace("='cpu'", "='cuda'")
     module = executed(listing(before, names=["cpu_adam"], baseline="x", deepspeed="1", torch="2.13.0"))
     assert module.installed_ops == {"cpu_adam": True, "async_io": True}
     assert (module.accelerator_name == "cuda", module.accelerator_name == "cpu") == (True, False)
 
 
-def test_a_checkout_of_deepspeed_has_no_list_yet():
+def test_deepspeed_checkout_without_a_list_of_ops():
     module = executed(listing(None, names=["cpu_lion"], baseline="x", deepspeed="0.20", torch="2.13.0"))
     assert (module.version, module.installed_ops, module.torch_info["version"]) == ("0.20", {"cpu_lion": True}, "2.13")
 
 
-def test_the_record_knows_new_and_changed_files():
+def test_record_lists_new_and_changed_files():
     def row(name, data):
         return f"{name},sha256={urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
 
@@ -72,7 +72,7 @@ def test_the_record_knows_new_and_changed_files():
     assert after == "a.py,sha256=x,1\n" + row("b.py", b"new") + "x.dist-info/RECORD,,\n" + row("c.so", b"elf")
 
 
-def test_without_building_what_a_node_would_compile_is_named(tmp_path):
+def test_without_building_the_missing_ops_are_named(tmp_path):
     site = "lib/python3.11/site-packages"
     assert unbuilt(tmp_path, [site]) == ()
     (tmp_path / site / "deepspeed").mkdir(parents=True)
@@ -87,7 +87,7 @@ def test_without_building_what_a_node_would_compile_is_named(tmp_path):
     assert unbuilt(tmp_path, [site]) == ()
 
 
-def test_what_could_not_be_built_is_named_with_its_reason():
+def test_failed_builds_are_named_with_their_reasons():
     ops = Ops("x86-64-v3", ("cpu_adam",), (("a", "no compiler"), ("b", "no compiler"), ("c", "no CUDA")))
     assert ops.notices == (
         "DeepSpeed's cpu_adam were built for x86-64-v3 and added",
@@ -96,7 +96,7 @@ def test_what_could_not_be_built_is_named_with_its_reason():
     )
 
 
-def test_what_was_built_is_packed_in_place_of_what_lay_there(prefix, tmp_path, helpers):
+def test_built_files_replace_existing_ones_in_the_bundle(prefix, tmp_path, helpers):
     folder = tmp_path / "built"
     helpers.write(folder / helpers.SITE / "hello/plain.py", "X = 2\n")
     helpers.write(folder / helpers.SITE / "hello/ops/new.so", b"\x7fELF", 0o755)
@@ -112,7 +112,7 @@ def test_what_was_built_is_packed_in_place_of_what_lay_there(prefix, tmp_path, h
     assert (prefix / helpers.SITE / "hello/plain.py").read_text() == "X = 1\n"
 
 
-def test_an_environment_without_deepspeed_has_nothing_to_build(tmp_path):
+def test_environment_without_deepspeed_builds_nothing(tmp_path):
     assert prebuild(tmp_path, ["lib/python3.11/site-packages"], BASELINES[0], tmp_path / "cache") == Ops()
     assert not (tmp_path / "cache").exists()
 
@@ -134,7 +134,7 @@ def test_a_record_may_hold_empty_lines():
 
 
 @pytest.mark.parametrize("text", ["installed_ops = {'a': x}", "x = dict.fromkeys()", "x = dict.fromkeys(y)", "\0"])
-def test_a_list_that_is_not_as_deepspeed_writes_it_tells_nothing(text):
+def test_unknown_format_of_the_list_of_ops_is_ignored(text):
     assert unbuilt_ops(text) == ()
 
 
@@ -220,7 +220,7 @@ def build(prefix):
 
 @pytest.fixture(scope="module")
 def with_ops(lab_env, ops, tmp_path_factory):
-    """What a node has: links to the environment's files, and the additions in their places."""
+    """A node's files: links to the environment's files, and the additions in their places."""
     prefix = tmp_path_factory.mktemp("node") / "env"
     package = prefix / SITE / "deepspeed"
     shutil.copytree(lab_env / SITE / "deepspeed", package, symlinks=True)
@@ -258,13 +258,13 @@ def test_the_op_is_built_once_and_named(lab_env, ops, monkeypatch):
             assert rows[one.path.removeprefix(f"{SITE}/")][1] == f"sha256={digest}"
 
 
-def test_the_op_holds_no_path_of_the_packing_machine(lab_env, ops):
+def test_op_contains_no_path_of_the_packing_machine(lab_env, ops):
     (library,) = [one for one in ops.additions if one.path.endswith(".so")]
     assert str(lab_env).encode() not in Path(library.file).read_bytes()
 
 
 @needs_root
-def test_an_optimizer_steps_where_there_is_no_compiler(lab_env, with_ops, tmp_path):
+def test_built_op_works_without_a_compiler(lab_env, with_ops, tmp_path):
     program = f"import sys; sys.path.insert(0, {str(with_ops / SITE)!r})\n{STEP}"
     done = without_compiler([lab_env / "bin/python", "-I", "-B", "-c", program], tmp_path)
     assert done.returncode == 0, done.stderr
@@ -274,7 +274,7 @@ def test_an_optimizer_steps_where_there_is_no_compiler(lab_env, with_ops, tmp_pa
 
 
 @needs_root
-def test_without_it_the_optimizer_cannot_be_had_there(lab_env, tmp_path):
+def test_without_the_built_op_the_optimizer_fails(lab_env, tmp_path):
     done = without_compiler([lab_env / "bin/python", "-I", "-B", "-c", STEP], tmp_path)
     assert done.returncode != 0
     assert "DeepSpeedCPUAdam requires the cpu_adam op" in done.stderr

@@ -6,7 +6,7 @@ from provision.env.packing import writer
 from provision.errors import UsageError
 
 
-def test_a_growing_file_is_written_to_the_disk_now_and_then(tmp_path, monkeypatch):
+def test_growing_file_is_flushed_to_the_disk_regularly(tmp_path, monkeypatch):
     synced = []
     enough = threading.Event()
 
@@ -24,7 +24,7 @@ def test_a_growing_file_is_written_to_the_disk_now_and_then(tmp_path, monkeypatc
     assert synced == [tmp_path / "file"] * 2
 
 
-def test_a_disk_that_fails_in_between_is_noticed_at_the_end(tmp_path, monkeypatch):
+def test_disk_error_during_a_flush_is_raised_at_the_end(tmp_path, monkeypatch):
     def fail(_path):
         raise OSError(5, "Input/output error")
 
@@ -38,7 +38,7 @@ def test_a_disk_that_fails_in_between_is_noticed_at_the_end(tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_that_is_not_the_outputs_stays_what_it_is(tmp_path):
+def test_other_errors_are_raised_unchanged(tmp_path):
     def fail():
         with writer.create_output(tmp_path / "x"):
             (tmp_path / "elsewhere" / "y").read_bytes()
@@ -47,7 +47,7 @@ def test_an_error_that_is_not_the_outputs_stays_what_it_is(tmp_path):
         fail()
 
 
-def test_a_folder_that_is_in_the_way(tmp_path):
+def test_folder_at_the_output_path(tmp_path):
     (tmp_path / "x").mkdir()
     with pytest.raises(UsageError, match="cannot write"), writer.create_output(tmp_path / "x"):
         pass

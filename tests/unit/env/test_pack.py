@@ -67,7 +67,7 @@ def test_a_bundle_opens_by_hand(packed, prefix, checkout, tmp_path, helpers):
     }
 
 
-def test_every_file_is_what_the_manifest_says(packed, prefix):
+def test_every_file_matches_the_manifest(packed, prefix):
     for entry in open_bundle(packed).manifest.files:
         path = prefix / entry.path
         if entry.type == "file" and not entry.path.startswith("src/"):
@@ -75,7 +75,7 @@ def test_every_file_is_what_the_manifest_says(packed, prefix):
             assert (path.stat().st_size, int(path.stat().st_mtime)) == (entry.size, entry.mtime)
 
 
-def test_what_depends_on_the_prefix_is_found(packed, helpers):
+def test_files_with_the_prefix_are_found(packed, helpers):
     site = helpers.SITE
     found = marks(open_bundle(packed).manifest)
     assert found["bin/hello"] == {Mark("shebang")}
@@ -118,7 +118,7 @@ def test_touching_one_package_changes_only_its_chunks(packed, prefix, tmp_path, 
     assert after.digest != before.digest
 
 
-def test_a_large_file_is_cut_into_ranges(packed, helpers):
+def test_large_file_is_split_into_ranges(packed, helpers):
     manifest = open_bundle(packed).manifest
     entry = next(entry for entry in manifest.files if entry.path.endswith("big.bin"))
     assert [manifest.chunks[index].size for index in entry.chunks] == [helpers.LIMIT, helpers.LIMIT, 3]
@@ -249,7 +249,7 @@ def test_an_interrupted_pack_leaves_nothing_and_no_process(prefix, tmp_path):
     assert run.stdout is not None
     while b"event" not in run.stdout.readline():
         pass
-    time.sleep(0.2)  # into the middle of a part: nothing tells when that is
+    time.sleep(0.2)  # into the middle of a part: no event marks it
     os.killpg(run.pid, signal.SIGINT)
     _, errors = run.communicate(timeout=60)
     assert run.returncode != 0
@@ -259,7 +259,7 @@ def test_an_interrupted_pack_leaves_nothing_and_no_process(prefix, tmp_path):
         os.killpg(run.pid, 0)
 
 
-def test_a_symlinked_prefix_is_sought_under_both_names(prefix, tmp_path, helpers):
+def test_symlinked_prefix_is_found_under_both_names(prefix, tmp_path, helpers):
     link = tmp_path / "link"
     link.symlink_to(prefix.parent)
     helpers.write(prefix / "share" / "spelled", f"{link}/env/lib")

@@ -1,4 +1,4 @@
-"""What can go wrong while an environment is packed: each has an error of its own, and leaves nothing behind."""
+"""Failures while an environment is packed: each has its own error, and leaves no file."""
 
 import os
 import subprocess
@@ -53,7 +53,7 @@ def change_while_packing(monkeypatch, change):
     ],
     ids=["added", "removed", "folder added", "folder removed", "renamed", "link added"],
 )
-def test_what_comes_or_goes_while_packing_is_noticed(prefix, tmp_path, helpers, monkeypatch, change, named):
+def test_files_added_or_removed_while_packing_are_detected(prefix, tmp_path, helpers, monkeypatch, change, named):
     change_while_packing(monkeypatch, lambda: change(prefix))
     (tmp_path / "out").mkdir()
     with pytest.raises(BundleError, match=rf"/{named} changed while it was read: a file in it was added") as error:
@@ -62,7 +62,7 @@ def test_what_comes_or_goes_while_packing_is_noticed(prefix, tmp_path, helpers, 
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_a_file_that_is_replaced_by_one_of_the_same_size_and_time_is_noticed(prefix, tmp_path, helpers, monkeypatch):
+def test_file_replaced_by_one_of_equal_size_and_time_is_detected(prefix, tmp_path, helpers, monkeypatch):
     path = prefix / helpers.SITE / "other" / "7.py"
     status = path.stat()
 
@@ -77,7 +77,7 @@ def test_a_file_that_is_replaced_by_one_of_the_same_size_and_time_is_noticed(pre
         pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
 
 
-def test_a_folder_that_vanishes_while_it_is_looked_at_is_named(prefix, tmp_path, monkeypatch):
+def test_folder_deleted_while_it_is_listed_is_named(prefix, tmp_path, monkeypatch):
     real = files.list_folder
 
     def inside(folder):
@@ -95,7 +95,7 @@ def test_editing_a_checkout_is_no_change_of_the_environment(prefix, checkout, tm
     assert pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore, options=PackOptions(limit=helpers.LIMIT))
 
 
-def test_what_could_not_be_opened_again_is_no_bundle(prefix, tmp_path, helpers):
+def test_path_below_a_link_is_refused(prefix, tmp_path, helpers):
     (prefix / helpers.SITE / "linked").symlink_to(tmp_path)
     added = files.walk(helpers.write(tmp_path / "x", "x"), f"{helpers.SITE}/linked/x", skip=lambda *_: False).sources
     (tmp_path / "out").mkdir()
@@ -105,7 +105,7 @@ def test_what_could_not_be_opened_again_is_no_bundle(prefix, tmp_path, helpers):
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_setuid_setgid_and_sticky_bits_stay_behind(prefix, tmp_path, helpers):
+def test_setuid_setgid_and_sticky_bits_are_dropped(prefix, tmp_path, helpers):
     (prefix / "bin" / "hello").chmod(0o6755)
     (prefix / "share" / "empty").chmod(0o3777)
     modes = {entry.path: entry.mode for entry in pack(prefix, tmp_path / "b.ccb", name="b", emit=ignore).files}
@@ -113,7 +113,7 @@ def test_setuid_setgid_and_sticky_bits_stay_behind(prefix, tmp_path, helpers):
     assert modes["share/empty"] == 0o777
 
 
-def test_a_pipe_stays_behind_and_is_named(prefix, tmp_path):
+def test_pipe_is_skipped_and_named(prefix, tmp_path):
     os.mkfifo(prefix / "share" / "pipe")
     events = []
     manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=events.append)

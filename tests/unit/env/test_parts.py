@@ -1,4 +1,4 @@
-"""A release as parts, unpacked as a node does it; what a later release shares with it, and the lists that prove it."""
+"""A release as parts, unpacked as on a node; parts shared with a later release, and their lists."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ OWN_FOLDER = {
 
 
 def unpack(payload, into, wire="plain", *, tar=("tar",), have=()):
-    """What a node does with parts; returns those that were not there yet."""
+    """Handles parts like a node; returns the new ones."""
     into.mkdir(parents=True, exist_ok=True)
     taken = [part for part in payload.parts(wire) if not {part.key, part.group} & set(have)]
     for part in taken:
@@ -112,7 +112,7 @@ def test_a_node_gets_the_tree(bundle, prefix, checkout, tmp_path, helpers, tar, 
     assert done.stdout == "hello ['x']\n"
 
 
-def test_the_lists_name_every_file_and_are_true(bundle, tmp_path):
+def test_lists_name_every_file_with_its_digest(bundle, tmp_path):
     places, relocated, payload = release(tmp_path / "llm", bundle)
     unpack(payload, Path(places.incoming))
     Path(places.transfer).mkdir()
@@ -141,7 +141,7 @@ def test_recompiled_files_are_current_and_listed(bundle, tmp_path):
         assert (Path(places.release) / path).read_bytes()[8:12] == int(source.stat().st_mtime).to_bytes(4, "little")
 
 
-def test_a_damaged_chunk_is_noticed_before_its_leg_ends(bundle, tmp_path):
+def test_damaged_chunk_is_found_before_its_part_ends(bundle, tmp_path):
     data = bytearray(bundle.path.read_bytes())
     chunk = next(chunk for chunk in bundle.manifest.chunks if chunk.package == "other")
     data[chunk.offset + chunk.compressed // 2] ^= 1
@@ -152,7 +152,7 @@ def test_a_damaged_chunk_is_noticed_before_its_leg_ends(bundle, tmp_path):
         deque((block for part in parts for block in part.blocks()), maxlen=0)
 
 
-def test_the_same_environment_elsewhere_and_with_new_times_shares_all_but_the_last_part(bundle, prefix, tmp_path):
+def test_equal_environment_with_another_prefix_and_new_times_shares_all_but_the_last_part(bundle, prefix, tmp_path):
     _, _, payload = release(tmp_path / "llm", bundle)
     for folder, _, files in os.walk(prefix):
         for name in files:
@@ -167,7 +167,7 @@ def test_the_same_environment_elsewhere_and_with_new_times_shares_all_but_the_la
     assert len([part for part in later.parts("plain") if not {part.key, part.group} & have]) == 1
 
 
-def test_one_changed_package_changes_its_own_legs_only(bundle, prefix, tmp_path, helpers):
+def test_changed_package_changes_only_its_own_parts(bundle, prefix, tmp_path, helpers):
     _, _, payload = release(tmp_path / "llm", bundle)
     helpers.write(prefix / "lib/python3.11/site-packages/other/1.py", "N = 'changed'\n")
     again = tmp_path / "again.ccb"

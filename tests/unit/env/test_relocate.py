@@ -180,7 +180,7 @@ def test_a_binary_keeps_its_length_and_every_other_byte():
     assert not result.unrewritable
 
 
-def test_a_binary_without_room_is_listed_and_stays():
+def test_binary_without_room_is_listed_and_unchanged():
     old = b"\x7fELF\0/opt/env/lib\0"
     result, data = moved(old, of_length(9), "binary")
     assert data == old
@@ -201,7 +201,7 @@ def test_condas_placeholder_leaves_room(length):
     assert not result.unrewritable
 
 
-def test_room_that_is_not_there_is_not_used():
+def test_binary_is_not_written_beyond_its_room():
     old = b"/opt/env/share\0\0\0next\0"
     result, data = moved(old, of_length(20), "binary", room=255)
     assert data == old
@@ -316,12 +316,12 @@ ODD = ("$(id)", "it's", 'a"b', "back\\slash", "`id`", "a;b", "a&b", "(a)", "a*",
 
 
 @pytest.mark.parametrize("new", ["relative", "/", *(f"/opt/{odd}/current" for odd in ODD)])
-def test_a_prefix_that_no_script_can_carry(new):
+def test_prefix_that_no_script_can_contain(new):
     with pytest.raises(UsageError, match="cannot be a prefix"):
         moved(b"/opt/env", new)
 
 
-def test_hashes_are_true_again(packed, helpers):
+def test_hashes_are_updated(packed, helpers):
     bundle = open_bundle(packed)
     result = relocate(bundle.manifest, bundle.prefix_files(), PurePosixPath("/somewhere/else"))
     contents = {entry.path: data for entry, data in result.files}
@@ -341,7 +341,7 @@ def test_hashes_are_true_again(packed, helpers):
     assert listed["lib/settings.txt"] == hashlib.sha256(contents["lib/settings.txt"]).hexdigest()
 
 
-def test_nothing_of_the_source_is_left(packed, prefix, checkout, helpers):
+def test_no_source_path_is_left(packed, prefix, checkout, helpers):
     bundle = open_bundle(packed)
     new = PurePosixPath("/n")
     result = relocate(bundle.manifest, bundle.prefix_files(), new)
@@ -388,7 +388,7 @@ def test_scripts_run_at_the_new_prefix(packed, prefix, tmp_path, length):
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\r/tmp/b", "x ", "a\u2028b", "a\x85"])
-def test_modules_whose_names_compileall_would_misread_are_not_given_to_it(name):
+def test_modules_that_compileall_would_misread_are_skipped(name):
     top = "lib/python3.11"
     files = [Entry(path, "file", 0o644, 0) for path in (f"{top}/{name}/y.py", f"{top}/{name}.py", f"{top}/x.py")]
     lacking = uncompiled_modules(manifest_of(*files), frozenset())

@@ -1,4 +1,4 @@
-"""A real environment at prefixes of many lengths: all of it starts, every hash is true, nothing is recompiled."""
+"""A real environment at prefixes of many lengths: all of it starts, every hash is correct, nothing is recompiled."""
 
 import base64
 import csv
@@ -66,7 +66,7 @@ def of_length(length, tmp_path_factory):
 
 @pytest.fixture(scope="module", params=LENGTHS)
 def placed(request, awkward_bundle, tmp_path_factory, helpers):
-    """The environment at a prefix of that length, and what relocation said; nothing has been run in it."""
+    """The environment at a prefix of that length, and relocation's messages; nothing has been run in it."""
     prefix = of_length(request.param, tmp_path_factory)
     top = next(path for path in (prefix, *prefix.parents) if path.parent.exists())
     try:
@@ -102,13 +102,13 @@ def test_pip_and_the_console_scripts_start(prefix):
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_starts_whatever_its_first_line_was(prefix, name):
+def test_script_starts_with_any_first_line(prefix, name):
     if "perl" in name and not HAS["perl"]:
         pytest.skip("perl is not installed here")
     path = "/usr/bin:/bin"
     if name not in PYTHON and name != "in-sh":
         if len(str(prefix)) > 240:
-            path = f"{prefix}/bin:{path}"  # then it needs an activated environment, and relocation says so
+            path = f"{prefix}/bin:{path}"  # then it needs an activated environment, and relocation reports it
         elif len(str(prefix)) > 110 and not SINCE_5_1:
             pytest.skip("this Linux reads 127 bytes of a first line")
     argv = [] if name in ("in-sh", "in-perl", "in-perl-from-env") else ["a b", "$c"]
@@ -179,14 +179,14 @@ def false_in_conda_meta(top):
     return found
 
 
-def test_every_hash_is_as_true_as_it_was(prefix, awkward, small):
+def test_every_hash_is_as_correct_as_before(prefix, awkward, small):
     assert false_rows(prefix, small.site) == false_rows(awkward, small.site) == set()
     # What pip laid over conda's package was not what conda knew before; what is rewritten has its true hash now.
     overlaid = f"{small.site}/overlaid/__init__.py"
     assert overlaid in false_in_conda_meta(prefix) <= false_in_conda_meta(awkward)
 
 
-def test_nothing_is_recompiled_but_what_was_rewritten(placed, awkward_bundle, small, helpers):
+def test_only_rewritten_files_are_recompiled(placed, awkward_bundle, small, helpers):
     prefix, relocated = placed
     library = prefix / "lib" / f"python{small.short}"
 

@@ -68,7 +68,7 @@ def test_an_unknown_name_lists_the_known(root):
         find_env("lm", {"CONDA_EXE": f"{root}/bin/conda"})
 
 
-def test_what_is_no_environment(tmp_path, root):
+def test_folder_that_is_not_an_environment(tmp_path, root):
     with pytest.raises(UsageError, match="is not a folder"):
         find_env("/no/where", {})
     with pytest.raises(UsageError, match="no conda-meta"):
@@ -85,14 +85,14 @@ def test_what_is_no_environment(tmp_path, root):
 LONG = "x" * 300  # no file can have this name: root may read everything, and yet this is an OSError
 
 
-def test_listed_environments_that_cannot_be_looked_at_are_passed_over(root, tmp_path):
+def test_unreadable_listed_environments_are_skipped(root, tmp_path):
     (tmp_path / ".conda").mkdir()
     (tmp_path / ".conda" / "environments.txt").write_text(f"/{LONG}\n{root}/envs/llm\n")
     assert find_env("llm", {"HOME": str(tmp_path), "CONDA_ENVS_PATH": f"/{LONG}"}) == root / "envs" / "llm"
 
 
 @pytest.mark.parametrize("spec", [f"/{LONG}", LONG, f"~{LONG}/env", "~nobody-of-this-name/env"])
-def test_a_path_that_cannot_be_looked_at_is_named(spec):
+def test_unreadable_path_is_named(spec):
     with pytest.raises(UsageError, match=r"cannot read .*name too long|no conda environment|is not a folder"):
         find_env(spec, {})
 

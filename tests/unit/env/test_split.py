@@ -103,7 +103,7 @@ def test_the_list_is_not_needed(manifest, folder):
     open_bundle(folder / "env.ccb").verify(ignore)
 
 
-def test_parts_may_come_from_several_sticks_in_any_order(manifest, folder, tmp_path):
+def test_parts_may_be_in_several_folders_in_any_order(manifest, folder, tmp_path):
     together = tmp_path / "together"
     together.mkdir()
     for path in reversed(list(folder.iterdir())):
@@ -148,7 +148,7 @@ def test_a_changed_part_is_named_wherever_the_change_is(manifest, folder):
     open_bundle(folder / "env.ccb").verify(ignore)
 
 
-def test_without_the_list_the_parts_are_named_in_which_the_damage_may_be(manifest, folder):
+def test_without_the_list_the_possibly_damaged_parts_are_named(manifest, folder):
     (folder / "env.ccb.sha256").unlink()
     part = parts_of(folder)[2]
     part.write_bytes(bytes(SPLIT))
@@ -242,7 +242,7 @@ def test_an_interrupted_pack_leaves_the_older_bundle(manifest, folder, prefix, h
 
 
 @given(data=st.binary(max_size=3000), split=st.integers(1, 700), cut=st.integers(0, 3000), patch=st.integers(0, 3000))
-def test_parts_hold_what_was_written_wherever_they_end(tmp_path_factory, data, split, cut, patch):
+def test_parts_contain_the_written_bytes_for_every_part_size(tmp_path_factory, data, split, cut, patch):
     folder = tmp_path_factory.mktemp("parts")
     with writer.create_output(folder / "x", split=split) as out:
         out.write(data[:cut])
@@ -277,7 +277,7 @@ def test_sizes(text, size):
 
 
 @pytest.mark.parametrize("text", ["", "G", "-1G", "4X", "4 GG", "1,5G", "4Gi B", "inf", "0x10", "4iB"])
-def test_what_is_no_size(text):
+def test_invalid_sizes(text):
     with pytest.raises(UsageError, match="is not a size"):
         parse_size(text)
 
@@ -300,7 +300,7 @@ SPOILS = ("swap", "cut", "emptied", "longer", "flip")
 
 
 def changed(how, content, other, at):
-    """What is in a part's place; ``at`` is a place in its content."""
+    """Replacements of a part; ``at`` is a position in its content."""
     flipped = content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
     return dict(zip(SPOILS, (other, content[:at], b"", content + other[: 1 + at], flipped), strict=True))[how]
 
@@ -326,7 +326,7 @@ def spoiled(draw, bundles):
 
 
 @given(data=st.data())
-def test_parts_that_are_spoiled_in_any_way_are_refused_or_read_as_a_bundle(two_bundles, tmp_path_factory, data):
+def test_any_mutation_of_parts_is_refused_or_read_as_a_bundle(two_bundles, tmp_path_factory, data):
     """Missing, exchanged, of another bundle, cut, longer, renamed, more of them: never a traceback or wrong bytes."""
     folder = tmp_path_factory.mktemp("spoiled")
     for name, content in data.draw(spoiled(two_bundles)).items():

@@ -90,7 +90,7 @@ def unpacked(tmp_path):
 
 
 def zeros(size):
-    """A gzip file of a tar that goes on with zeros: small on the disk, large when it is read."""
+    """A gzip file of a tar followed by zeros: small on the disk, large when it is read."""
     out = io.BytesIO()
     with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=1) as file:
         for _ in range(size >> 20):
@@ -223,13 +223,13 @@ def test_several_xz_streams_with_padding_are_one_file(unpacked):
     }
 
 
-def test_bits_that_give_rights_are_dropped(unpacked, tmp_path):
+def test_setuid_setgid_and_sticky_bits_are_dropped(unpacked, tmp_path):
     unpacked(header(b"s", mode=0o7755, size=4) + blocks(b"data") + header(b"d/", kind=b"5", mode=0o7777) + END).seal()
     assert stat.S_IMODE((tmp_path / "inner/to/s").stat().st_mode) == 0o755
     assert stat.S_IMODE((tmp_path / "inner/to/d").stat().st_mode) == 0o777
 
 
-def test_a_member_with_everything_that_is_allowed(unpacked, tmp_path):
+def test_member_with_every_allowed_field(unpacked, tmp_path):
     long = "l" * 200 + "/" + "n" * 200
     data = (
         pax(b"g", comment="made by git archive", mtime="7.5")
@@ -267,7 +267,7 @@ names = st.binary(min_size=1, max_size=160).filter(lambda name: b"\0" not in nam
 
 @given(st.lists(st.tuples(names, st.binary(max_size=999), st.integers(0, 0o7777), st.integers(0, 1 << 34)), max_size=5),
        st.sampled_from([tarfile.PAX_FORMAT, tarfile.GNU_FORMAT]))  # fmt: skip
-def test_what_python_writes_is_read_as_it_is(members, form):
+def test_headers_written_by_python_are_read(members, form):
     out = io.BytesIO()
     wanted = []
     with tarfile.open(fileobj=out, mode="w", format=form, encoding="utf-8", errors="surrogateescape") as file:
@@ -343,11 +343,11 @@ def test_any_program_of_an_archive_is_refused_without_a_traceback(data):
         read_unpacker(data)
 
 
-def test_what_packages_declare_may_be_nested_as_it_likes():
+def test_deeply_nested_package_metadata_is_not_an_error():
     assert declared_records([b"[" * 100_000, b'{"paths_data": {"paths": 5}}']) == ()
 
 
-def test_a_file_too_large_for_memory_is_left_as_it_is(tmp_path):
+def test_file_too_large_for_memory_is_not_rewritten(tmp_path):
     (tmp_path / "bin").mkdir()
     with (tmp_path / "bin/huge").open("wb") as file:
         file.truncate(300 << 20)
@@ -355,7 +355,7 @@ def test_a_file_too_large_for_memory_is_left_as_it_is(tmp_path):
     assert environment.read("bin/huge") == b""
 
 
-def test_nothing_half_done_stays_where_an_import_fails(tmp_path):
+def test_failed_import_leaves_nothing(tmp_path):
     archive = tmp_path / "env.tar.gz"
     archive.write_bytes(gzip.compress(FILE + header(kind=b"L", size=2 << 30)))
     with pytest.raises(BundleError, match="cannot be used"):

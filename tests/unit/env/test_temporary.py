@@ -1,4 +1,4 @@
-"""What is written has a temporary name until it is whole; what a killed run left of it, the next one removes."""
+"""A file has a temporary name until it is complete; the next run removes leftovers of a killed one."""
 
 import errno
 import fcntl
@@ -47,7 +47,7 @@ def names(folder):
 
 
 def kill_one(out, how):
-    """What a run leaves that is killed while it writes."""
+    """The leftovers of a run that is killed while it writes."""
     run = subprocess.Popen([sys.executable, "-c", HANG, out, how], stdout=subprocess.PIPE, cwd=ROOT)
     assert run.stdout.readline() == b"ready\n"
     run.send_signal(signal.SIGKILL)
@@ -83,7 +83,7 @@ def test_files_of_a_running_run_stay(tmp_path, split):
     assert names(tmp_path) == (["x.000", "x.001", "x.002", "x.sha256"] if split else ["x"])
 
 
-def test_where_there_are_no_locks_nothing_is_removed(tmp_path, monkeypatch):
+def test_without_file_locks_nothing_is_removed(tmp_path, monkeypatch):
     def refuse(*_args):
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
@@ -109,7 +109,7 @@ def test_a_file_that_is_removed_before_it_is_locked_is_created_again(tmp_path, m
     assert (tmp_path / "x").read_bytes() == b"x"
 
 
-def test_deploy_does_not_take_what_a_pack_is_writing_for_a_bundle(tmp_path):
+def test_deploy_ignores_the_unfinished_output_of_pack(tmp_path):
     for name in ("llm.ccb", ".abcd1234-llm.ccb", ".abcd1234-llm.ccb.0", ".hidden.ccb"):
         (tmp_path / name).touch()
     assert find_bundle(tmp_path) == tmp_path / "llm.ccb"
@@ -119,7 +119,7 @@ def test_deploy_does_not_take_what_a_pack_is_writing_for_a_bundle(tmp_path):
 
 
 @pytest.mark.parametrize("number", OUT_OF)
-def test_a_full_disk_and_a_folder_that_may_not_be_written_are_said(tmp_path, number):
+def test_full_disk_and_unwritable_folder_are_reported(tmp_path, number):
     out = tmp_path / "out.tar"
     said = rf"no space left for .*out\.tar: {OUT_OF[number]}"
     for writing in (temporary.create_file, temporary.create_folder_beside, writer.create_output):
@@ -131,9 +131,7 @@ def test_a_full_disk_and_a_folder_that_may_not_be_written_are_said(tmp_path, num
 
 
 @pytest.mark.parametrize("split", [0, 10_000])
-def test_a_quota_that_is_used_up_while_packing_is_said_and_leaves_nothing(
-    prefix, tmp_path, helpers, monkeypatch, split
-):
+def test_exceeded_quota_while_packing_is_reported_and_leaves_nothing(prefix, tmp_path, helpers, monkeypatch, split):
     real, counted = writer.Output.write, []
 
     def write(output, data):

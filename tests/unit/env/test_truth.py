@@ -1,4 +1,4 @@
-"""What is unpacked is what lay in the environment: nothing is taken from a package cache, nothing is lost."""
+"""The unpacked files equal the environment's: none comes from a package cache, none is lost."""
 
 import shutil
 import subprocess
@@ -91,7 +91,7 @@ def test_the_same_environment_packs_to_the_same_digests(awkward, awkward_bundle,
 
 # --- conda-pack ships what its package cache remembers ---------------------------------------------------------
 
-AS_MEASURED = version("conda-pack") == "0.9.2"  # a later one may have mended it
+AS_MEASURED = version("conda-pack") == "0.9.2"  # a later one may have fixed it
 
 
 def conda_packed(prefix, out):
@@ -146,6 +146,6 @@ def test_an_emptied_package_cache(channel, tmp_path, helpers):
     said = subprocess.check_output([unpacked / "bin/program"], text=True)
     assert said == f"{unpacked}/share\n{unpacked}/lib:{unpacked}/lib64:/usr/lib\n"
     theirs = conda_packed(prefix, tmp_path / "env.tar")
-    if AS_MEASURED:  # it no longer knows that this is a prefix, and will not rewrite it
+    if AS_MEASURED:  # its record of the prefix is lost, so it will not rewrite it
         assert f"{prefix}/share".encode() in theirs["bin/program"]
         assert b"'bin/program'" not in theirs["bin/conda-unpack"]

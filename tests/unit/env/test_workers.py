@@ -64,7 +64,7 @@ def test_a_killed_process_is_an_error(groups):
     assert "memory" in error.value.hint
 
 
-def test_leaving_early_is_no_error(groups):
+def test_early_exit_is_no_error(groups):
     with started(2) as workers:
         next(workers.compress(groups))
 
@@ -75,7 +75,7 @@ def test_a_range_that_was_prefetched_is_not_compressed_again(groups):
     with started(2, limit=1 << 20) as workers:
         workers.prefetch(ranges)
         first = [next(workers.compress([part])) for part in ranges]
-        os.truncate(source.file, 1)  # whoever reads it again notices
+        os.truncate(source.file, 1)  # the next reader notices
         with pytest.raises(BundleError, match="100 changed"):
             next(workers.compress(ranges))
     assert [part for part, _ in first] == ranges
@@ -107,7 +107,7 @@ def larger(prefix, helpers):
 
 
 @pytest.mark.parametrize("split", [0, 3_000_001])
-def test_a_bundle_does_not_depend_on_who_is_ready_first(larger, tmp_path, monkeypatch, split):
+def test_bundle_does_not_depend_on_the_order_of_workers(larger, tmp_path, monkeypatch, split):
     counts = set()
     start = Workers.start
 

@@ -8,7 +8,7 @@ import sys
 import deepspeed
 import torch
 
-deepspeed.utils.logging.set_log_level_from_string("info")  # steps are told at this level
+deepspeed.utils.logging.set_log_level_from_string("info")  # steps are logged at this level
 torch.manual_seed(0)
 deepspeed.init_distributed("gloo")
 network = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))

@@ -1,6 +1,6 @@
 """A random GPT-2 of 20,000 parameters under transformers' Trainer: writes the logs that test_reader*.py read.
 
-python tiny_trainer.py OUT [ARGUMENT=VALUE ...]     # further TrainingArguments; resume=1 goes on with the newest
+python tiny_trainer.py OUT [ARGUMENT=VALUE ...]     # further TrainingArguments; resume=1 resumes from the newest
 """
 
 import json

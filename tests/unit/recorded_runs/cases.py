@@ -5,14 +5,14 @@
     case.yaml
         source: "https://…"         # where the texts are from: a thread, a document, or "recorded" and with what
         note: "…"                   # what is special about it
-        state: running              # what the record of the run says, where the agents' events do not
-        processes: 1                # on each node; 2 when left out
-        finds: cuda.oom             # the cause's id; left out where nothing in the logs says why, or nothing failed
+        state: running              # the state in the run's record, if the agents' events have none
+        processes: 1                # on each node; 2 by default
+        finds: cuda.oom             # the cause's id; omitted if no log gives the reason, or nothing failed
         node: node02                # who failed first,
-        rank: 3                     # and which rank; left out: the launcher, or the node as a whole
+        rank: 3                     # and which rank; omitted: the launcher, or the node as a whole
         conditions: [loss.flat]     # of a run that trains: the rules that hold, and no others
-        says: ["2.00 GiB"]          # stands in what is said
-        fix: ["ZeRO"]               # stands in the advice
+        says: ["2.00 GiB"]          # part of the verdict
+        fix: ["ZeRO"]               # part of the fix
         rows: ["gpt2-xl.slow"]      # rows of guides' own troubleshooting tables that this is (test_diagnosis_guides.py)
     <node>/run.log events.jsonl metrics.jsonl machine kernel    as on a node
     <file>                                                      a log of another launcher, as ``--log`` is given it

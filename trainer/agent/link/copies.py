@@ -216,7 +216,7 @@ class Copies:
     ) -> None:
         self.folder: Optional[str] = None  # the shared folder: files are read and written only below it
         self._who = who
-        self._token = token
+        self.token = token
         self._address = address
         self._ask = ask
         self.open_sockets: Set[socket.socket] = set()
@@ -293,7 +293,7 @@ class Copies:
         told: Callable[[int], None],
     ) -> None:
         """Copy the files of one rank; copied files are removed from ``wanted``."""
-        with self._kept(self._channel(rank)) as stream:
+        with self._kept(self.open_channel(rank)) as stream:
             stream.alive = lambda: alive() and not self._closed
             while wanted:
                 name, size = wanted[0]
@@ -342,10 +342,10 @@ class Copies:
         elif rank is None:
             stream.sock.close()
         else:
-            with self._kept(stream), self._kept(self._channel(rank)) as other:
+            with self._kept(stream), self._kept(self.open_channel(rank)) as other:
                 pump(stream, other)
 
-    def _channel(self, rank: int) -> Stream:
+    def open_channel(self, rank: int) -> Stream:
         """Open a connection that the given rank serves."""
         if self._who["rank"] != 0:
             return self._connect({"purpose": "copy", "from": rank})
@@ -368,7 +368,7 @@ class Copies:
             sock.settimeout(DEADLINE)
             sock.connect(self._address[1])
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            caller = Caller(self._token, str(self._who["run"]), int(self._who["rank"]))
+            caller = Caller(self.token, str(self._who["run"]), int(self._who["rank"]))
             sock.sendall(caller.first())
             sock.sendall(caller.take(read_line(sock)))
             assert caller.session is not None

@@ -276,7 +276,7 @@ class End:
         self.token = link.token
         self.lost_after = max(PATIENCE, link.lost_after)
         self.peers = {peer.rank: peer for peer in peers}
-        self.loop = Loop(self._tick, self._lose, self._broken)
+        self.loop = Loop(self.tick, self._lose, self._broken)
         self._deliver = deliver
         self._beaten = 0.0
         self._closing = False
@@ -300,7 +300,7 @@ class End:
         """Flush the messages (for at most ``patience`` seconds), say goodbye, and end."""
         self.loop.post(self._close)
         self._flushed.wait(patience)
-        self.loop.post(self._goodbye)
+        self.loop.post(self.say_goodbye)
         self.loop.stop(patience)
 
     def _close(self) -> None:
@@ -311,7 +311,8 @@ class End:
         if all(peer.all_acknowledged() or peer.left for peer in self.peers.values()):
             self._flushed.set()
 
-    def _goodbye(self) -> None:
+    def say_goodbye(self) -> None:
+        """End all connections on purpose, in the link's thread. No new one is made."""
         self._over = True
         for peer in self.peers.values():
             connection = peer.connection
@@ -426,7 +427,8 @@ class End:
         """Do the periodic work. True: call again soon."""
         raise NotImplementedError
 
-    def _tick(self, now: float, late: float) -> bool:
+    def tick(self, now: float, late: float) -> bool:
+        """Send what is waiting, judge the silence of peers, and do the periodic work; see ``Loop``."""
         beat = now - self._beaten >= BEAT
         if beat:
             self._beaten = now

@@ -165,8 +165,9 @@ class Hub(End):
         super().close(patience)
         self._listener.close()
 
-    def _goodbye(self) -> None:
-        super()._goodbye()
+    def say_goodbye(self) -> None:
+        """End all connections, also those that have not said who they are, and stop listening."""
+        super().say_goodbye()
         self.loop.forget(self._listener)
         for newcomer in self.pending:
             self.pending.remove(newcomer)

@@ -46,7 +46,10 @@ class _Try:
 
 
 class Spoke(End):
-    """See the module. ``why``: why there is no connection; ``refused``: why rank 0 refuses one."""
+    """See the module.
+
+    ``attempt``: the connection that is being made; ``why``: why there is none; ``refused``: why rank 0 refuses one.
+    """
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class Spoke(End):
         self._address = address
         self._place = place
         self._instance = instance
-        self._try: Optional[_Try] = None
+        self.attempt: Optional[_Try] = None
         self._next = 0.0
         self._pause = SOON
 
@@ -75,24 +78,25 @@ class Spoke(End):
     def _news(self, _: Peer, message: Dict[str, Any]) -> None:
         self._deliver(message)
 
-    def _goodbye(self) -> None:
-        super()._goodbye()
-        if self._try is not None:
-            self._cut(self._try.connection)
-            self._try = None
+    def say_goodbye(self) -> None:
+        """End the connection, or the attempt to make one."""
+        super().say_goodbye()
+        if self.attempt is not None:
+            self._cut(self.attempt.connection)
+            self.attempt = None
 
     def _more(self, now: float) -> bool:
         if self._over:
             return False
-        if self._try is not None:
+        if self.attempt is not None:
             if self.hub.connection is not None and now - self.hub.heard < STALE:
-                self._cut(self._try.connection)  # data arrived on the old connection again
-                self._try = None
-            elif now > self._try.deadline:
-                self._failed(self._try, no_answer(self._place))
+                self._cut(self.attempt.connection)  # data arrived on the old connection again
+                self.attempt = None
+            elif now > self.attempt.deadline:
+                self._failed(self.attempt, no_answer(self._place))
         silent = self.hub.connection is None or now - self.hub.heard >= STALE
         wanted = silent and self.refused is None and not self.hub.left
-        if wanted and self._try is None and now >= self._next:
+        if wanted and self.attempt is None and now >= self._next:
             self._connect()
         return wanted
 
@@ -103,7 +107,7 @@ class Spoke(End):
             self.why = reason(error, self._place)
             self._next = time.monotonic() + LATER
             return
-        attempt = self._try = _Try(Connection(sock, HELLO), Caller(self.token, self.run, self.rank))
+        attempt = self.attempt = _Try(Connection(sock, HELLO), Caller(self.token, self.run, self.rank))
         code = sock.connect_ex(self._address[1])
         if code not in (0, errno.EINPROGRESS):
             self._failed(attempt, reason(OSError(code, os.strerror(code)), self._place))
@@ -113,13 +117,13 @@ class Spoke(End):
 
     def _failed(self, attempt: _Try, why: str) -> None:
         self._cut(attempt.connection)
-        self._try = None
+        self.attempt = None
         self.why = why
         self._next = time.monotonic() + self._pause
         self._pause = min(LATER, self._pause * 2)
 
     def _lose_unknown(self, connection: Connection, error: Exception) -> None:
-        attempt = self._try
+        attempt = self.attempt
         if attempt is None or attempt.connection is not connection:
             return
         if isinstance(error, (InvalidMessageError, UnknownPeerError)):
@@ -162,7 +166,7 @@ class Spoke(End):
 
     def _welcomed(self, connection: Connection, welcome: Dict[str, Any]) -> None:
         self.loop.forget(connection)
-        self._try = None
+        self.attempt = None
         self._pause = SOON
         self._next = 0.0
         self.why = ""

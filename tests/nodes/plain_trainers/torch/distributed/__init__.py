@@ -1,1 +1,1 @@
-"""In place of torch, for runs whose subject is the agent: it travels with the run and hides nothing but torchrun."""
+"""Replaces torch in tests of the agent: it is sent with the run and hides nothing but torchrun."""

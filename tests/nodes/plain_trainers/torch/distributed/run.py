@@ -1,6 +1,6 @@
 """Starts ranks as torchrun does, in a few hundredths of a second: torchrun and its ranks need 8 CPU-seconds for torch.
 
-What an agent sees is the same: each rank in a session of its own with torchrun's variables, its output in the files of
+What an agent sees is the same: each rank in its own session with torchrun's variables, its output in the files of
 ``--log-dir``, SIGTERM for the others when one has failed, and exit status 1 then.
 """
 
@@ -28,7 +28,7 @@ def main():
     try:
         ranks += [start(given, local) for local in range(given.nproc_per_node)]
         while True:
-            time.sleep(0.1)  # torchrun looks as often; until then an agent can see how a rank has ended
+            time.sleep(0.1)  # torchrun looks as often; until then an agent can see the rank's exit status
             ended = [rank.poll() for rank in ranks]
             if any(ended):
                 return 1
