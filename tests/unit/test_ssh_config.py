@@ -115,7 +115,7 @@ def test_a_second_node_uses_the_same_configuration(tmp_path, monkeypatch):
     )
     nodes = (NODE, Node("gpu02", "gpu02"), Node("gpu03", "gpu03"))
     opened = []
-    monkeypatch.setattr(sessions.Session, "_open", lambda _self, connection, _node: opened.append(connection))
+    monkeypatch.setattr(sessions.Session, "open_connection", lambda _self, connection, _node: opened.append(connection))
     session = Session(Inventory(tmp_path / "inventory.yaml", PurePosixPath("/opt/env"), nodes), None)
     for node in nodes:
         session.connect(node)
