@@ -68,9 +68,10 @@ def look(path: Path) -> Tuple[File, Any]:
 
 
 def _places(file: BinaryIO, size: int) -> bytes:
-    """Blocks from the start, the end and between."""
-    step = max(BLOCK, (size - BLOCK) // (PLACES - 1))
-    return b"".join(os.pread(file.fileno(), BLOCK, at) for at in range(0, max(size, 1), step))
+    """Read the first block, the last one, and blocks at equal distances between them."""
+    last = max(0, size - BLOCK)
+    places = sorted({last * number // (PLACES - 1) for number in range(PLACES)})
+    return b"".join(os.pread(file.fileno(), BLOCK, place) for place in places)
 
 
 def _safetensors(file: BinaryIO, size: int) -> bytes:
