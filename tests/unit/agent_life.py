@@ -43,7 +43,7 @@ class Fake(ranks.Proc):
     def rank(self, pid, stat):
         return self.given.get(pid)
 
-    def moved(self, pid):
+    def bytes_moved(self, pid):
         return self.bytes if pid == 100 else 0
 
     def wchan(self, pid):

@@ -76,7 +76,7 @@ class LinkOf:
         come, self.messages = self.messages, []
         return come
 
-    def tell(self, kind, **fields):
+    def send(self, kind, **fields):
         pass
 
 
@@ -114,7 +114,7 @@ def test_every_message_is_taken(tmp_path_factory, said):
         *({"node": "n1"} | fields | {"kind": kind} for kind, fields in said),
     )
     inbox.look(1e9)
-    assert isinstance(inbox.lacking(), list)
+    assert isinstance(inbox.lost_nodes(), list)
     inbox.close()  # thousands of examples run in one process
 
 
@@ -141,7 +141,7 @@ def test_stacks_are_cut(plan):
 
 def test_a_node_that_is_not_of_the_run_is_not_heard(plan):
     inbox, said = taken(plan, {"kind": "stop", "node": "n9"}, {"kind": "lost", "node": ["n1"], "silent": 1e9})
-    assert (inbox.stop, inbox.lacking(), said) == (None, [], [])
+    assert (inbox.stop, inbox.lost_nodes(), said) == (None, [], [])
 
 
 def test_a_node_that_says_very_much_does_not_fill_the_disk(plan):
@@ -261,7 +261,7 @@ def test_a_state_or_a_request_that_is_none_counts_as_none(tmp_path, data):
     for name in (states.NAME, states.REQUEST):
         (tmp_path / name).write_bytes(data)
     assert states.read(tmp_path) == {}
-    assert states.asked(tmp_path) is None
+    assert states.read_request(tmp_path) is None
 
 
 def test_of_a_state_of_gigabytes_only_the_beginning_is_read(tmp_path):

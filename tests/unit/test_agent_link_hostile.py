@@ -86,7 +86,7 @@ class Run:
         sock.sendall(caller.first())
         sock.sendall(caller.take(copies.read_line(sock)))
         stream = Stream(sock, caller.session)
-        stream.say({"rank": real, "instance": "liar", "purpose": "link", "of": "", "received": 0, **hello})
+        stream.send({"rank": real, "instance": "liar", "purpose": "link", "of": "", "received": 0, **hello})
         return stream
 
     def close(self):
@@ -388,7 +388,7 @@ def test_a_stop_that_a_host_on_the_way_injects_is_not_taken(run, capfd):
         stop = encode({"n": 1, "m": {"kind": "stop", "save": False, "who": "a stranger"}})
         between.towards[0].sendall(Seal(b"guessed" * 4).head(stop) + stop)
         eventually(lambda: len(between.towards) > 1)  # the connection was given up, and made again
-        agents.links[0].tell("note", text="real")
+        agents.links[0].send("note", text="real")
         come = eventually(agents.links[1].take)
         assert [(message["kind"], message["node"]) for message in come] == [("note", "n0")]
     finally:
@@ -492,8 +492,8 @@ def test_a_rank_that_is_connected_cannot_be_taken_over(run):
     assert works(agents)
     stream = agents.liar(1)
     with stream.sock:
-        assert "two nodes have the same rank" in stream.hear()["refused"]
-    agents.links[0].tell("note")
+        assert "two nodes have the same rank" in stream.receive()["refused"]
+    agents.links[0].send("note")
     assert eventually(agents.links[1].take)[0]["kind"] == "note"
 
 
@@ -526,17 +526,17 @@ def test_a_forged_message_reaches_no_node_and_disturbs_none(run):
     for message in [*LIES, *NONSENSE]:
         stream = agents.liar(1)
         with stream.sock:
-            number = stream.hear()["received"] + 1
-            stream.say({"n": number, "m": message})
+            number = stream.receive()["received"] + 1
+            stream.send({"n": number, "m": message})
             if message in LIES:
                 assert ended(stream.sock), message
             else:
-                stream.say({"n": number + 1, "m": {"kind": "after"}})
+                stream.send({"n": number + 1, "m": {"kind": "after"}})
                 eventually(lambda number=number: hub.peers[1].received == number + 1)
     stream = agents.liar(1)  # it comes back, and offers what a meeting needs
     with stream.sock:
-        number = stream.hear()["received"] + 1
-        stream.say({"n": number, "m": {"kind": "_offer", "number": 1, "offer": {}}})
+        number = stream.receive()["received"] + 1
+        stream.send({"n": number, "m": {"kind": "_offer", "number": 1, "offer": {}}})
         assert agents.meet() == {0: {}, 2: {}}
     for rank in (0, 2):
         assert {told["kind"] for told in agents.links[rank].take()} == {"after", "unknown"}
@@ -566,9 +566,9 @@ def test_impossible_numbers_disturb_no_node(run):
             sock.recv(1)
         stream = agents.liar(1)
         with stream.sock:
-            number = stream.hear()["received"] + 1
-            stream.say(frame)
-            stream.say({"n": number, "m": {"kind": "_offer", "number": 1, "offer": {}}})
+            number = stream.receive()["received"] + 1
+            stream.send(frame)
+            stream.send({"n": number, "m": {"kind": "_offer", "number": 1, "offer": {}}})
             assert agents.meet() == {0: {}, 2: {}}, frame
 
 
@@ -582,10 +582,10 @@ def test_an_agent_that_floods_is_cut_short_and_the_others_work(run, capfd, monke
     text = "x" * (100 << 10)
     with stream.sock:
         for number in range(1, 31):
-            stream.say({"n": number, "m": {"kind": "stacks", "text": text}})
+            stream.send({"n": number, "m": {"kind": "stacks", "text": text}})
         eventually(lambda: agents.links[0].endpoint.peers[1].received == 30)
         assert 0 < len(agents.links[0].take()) <= 10
-    agents.links[2].tell("note")
+    agents.links[2].send("note")
     assert eventually(agents.links[0].take)[0]["kind"] == "note"
     assert "n1 sends too much" in capfd.readouterr().err
 
@@ -617,7 +617,7 @@ def test_a_rank_has_a_limited_number_of_connections_for_files(run, monkeypatch):
     agents.start(0)
     open_ones = [agents.liar(1, purpose="copy", **{"from": 0}) for _ in range(2)]
     for stream in open_ones:
-        assert stream.hear() == {"welcome": True}
+        assert stream.receive() == {"welcome": True}
     third = agents.liar(1, purpose="copy", **{"from": 0})
     with third.sock:
         assert ended(third.sock)
@@ -636,12 +636,12 @@ def test_files_outside_the_shared_folder_are_not_given(run, tmp_path):
     (tmp_path / "n0/fine").write_bytes(b"123456")
     stream = agents.liar(1, purpose="copy", **{"from": 0})
     with stream.sock:
-        assert stream.hear() == {"welcome": True}
+        assert stream.receive() == {"welcome": True}
         for name in OUTSIDE:
-            stream.say({"get": name, "size": 6})
-            assert set(stream.hear()) == {"error"}, name
-        stream.say({"get": "fine", "size": 6})
-        assert stream.hear()["size"] == 6
+            stream.send({"get": name, "size": 6})
+            assert set(stream.receive()) == {"error"}, name
+        stream.send({"get": "fine", "size": 6})
+        assert stream.receive()["size"] == 6
 
 
 def test_an_answer_of_rank_0_that_is_none_ends_the_meeting_with_a_reason(run):
@@ -649,7 +649,7 @@ def test_an_answer_of_rank_0_that_is_none_ends_the_meeting_with_a_reason(run):
     agents.start(0)
     agents.start(1)
     meeting = agents.links[1].meeting
-    meeting._spoke.tell = lambda _: meeting.take("_answer", {"number": 1, "decision": "none"})
+    meeting._spoke.send = lambda _: meeting.take("_answer", {"number": 1, "decision": "none"})
     with pytest.raises(LinkError, match=r"n0 \(rank 0\) sent an invalid decision"):
         meeting.meet({}, lambda _: {}, time.monotonic() + 5, lambda: True)
 

@@ -24,7 +24,7 @@ from trainer.agent.link import hub as hubs  # noqa: E402
 from trainer.agent.link import link as links  # noqa: E402
 from trainer.agent.link.endpoint import WAITING, Peer  # noqa: E402
 from trainer.agent.link.frames import Connection, InvalidMessageError, encode, parse  # noqa: E402
-from trainer.agent.link.handshake import Caller, Host, RefusedError, UnknownPeerError, admitted  # noqa: E402
+from trainer.agent.link.handshake import Caller, Host, RefusedError, UnknownPeerError, check_welcome  # noqa: E402
 from trainer.agent.link.link import Link, LinkError  # noqa: E402
 
 PYTHON = os.environ.get("AGENT_PYTHON", sys.executable)  # to try the agent under an older Python
@@ -241,7 +241,7 @@ def test_one_node_needs_no_link():
     link = Link(plan_of(), lambda: None)
     link.start()
     link.share("/nowhere")
-    link.tell("failed", rank=0, text="x")
+    link.send("failed", rank=0, text="x")
     assert link.meet({"a": 1}, lambda offers: {"got": offers}) == {"got": {"0": {"a": 1}}}
     link.fetch([])
     assert link.take() == []
@@ -264,7 +264,7 @@ def test_a_missing_node_is_named_with_the_nodes_that_joined(cluster):
     agents.start(1)
     with socket.create_connection(("127.0.0.1", agents.link["port"])) as scanner:
         scanner.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        eventually(lambda: hub.endpoint.seen)
+        eventually(lambda: hub.endpoint.rejections)
         results = agents.meet(patience=0.1, before_rank_0=lambda: 1 in hub.meeting.offers)
     port = agents.link["port"]
     assert str(results[0]) == (
@@ -356,7 +356,7 @@ def test_a_wrong_token_is_reported_on_both_sides_and_disturbs_no_other_node(clus
     hub = agents.start(0)
     agents.start(1)
     stranger = agents.start(2, token="f" * 64)
-    eventually(lambda: hub.endpoint.seen and stranger.endpoint.why)
+    eventually(lambda: hub.endpoint.rejections and stranger.endpoint.why)
     del agents.links[2]
     results = agents.meet(patience=0.1)
     with pytest.raises(LinkError, match="does not know this run's token"):
@@ -400,12 +400,12 @@ def test_the_token_is_proved_by_both_and_never_said():
     second = host.take(first)
     third = caller.take(second)
     assert host.take(third) == b""
-    assert host.claimed == ("r1", 1)
+    assert host.claim == ("r1", 1)
     assert TOKEN.encode() not in first + second + third
     head = caller.session.sent.head(b"x")
     host.session.received.check(head[4:], b"x")
     with pytest.raises(RefusedError, match="no"):
-        admitted({"refused": "no"})
+        check_welcome({"refused": "no"})
 
 
 def test_a_proof_holds_for_what_was_said_only():
@@ -456,12 +456,12 @@ def test_a_failure_reaches_all_others_at_once_with_its_sender(cluster, clock):
         agents.start(rank, wake=woken.set if rank == 4 else lambda: None)
     agents.meet()
     clock.stop()  # with no heartbeat
-    agents.links[2].tell("failed", failed=7, text="rank 7 ended")
+    agents.links[2].send("failed", failed=7, text="rank 7 ended")
     assert woken.wait(PATIENCE)
     for rank in (0, 1, 3, 4):
         message = coming(agents.links[rank], "failed")
         assert message == {"kind": "failed", "failed": 7, "text": "rank 7 ended", "node": "n2", "rank": 2}
-    agents.links[0].tell("stop", save=True, who="x")
+    agents.links[0].send("stop", save=True, who="x")
     for rank in (1, 2, 3, 4):
         message = coming(agents.links[rank], "stop")
         assert message == {"kind": "stop", "save": True, "who": "x", "node": "n0", "rank": 0}
@@ -473,7 +473,7 @@ def test_a_sender_cannot_speak_for_another(cluster):
     for rank in range(3):
         agents.start(rank)
     agents.meet()
-    agents.links[1].tell("failed", node="n2", rank=2, text="x")
+    agents.links[1].send("failed", node="n2", rank=2, text="x")
     message = coming(agents.links[2], "failed")
     assert (message["node"], message["rank"]) == ("n1", 1)
 
@@ -484,7 +484,7 @@ def test_large_messages_come_whole_and_in_order(cluster):
         agents.start(rank)
     agents.meet()
     for number in range(5):
-        agents.links[1].tell("stacks", number=number, text="x" * (3 << 20))
+        agents.links[1].send("stacks", number=number, text="x" * (3 << 20))
     for number in range(5):
         message = coming(agents.links[2], "stacks")
         assert (message["number"], len(message["text"])) == (number, 3 << 20)
@@ -495,7 +495,7 @@ def test_what_was_told_last_arrives_and_a_goodbye_is_no_failure(cluster, clock):
     for rank in range(3):
         agents.start(rank)
     agents.meet()
-    agents.links[1].tell("ended", rc=0)
+    agents.links[1].send("ended", rc=0)
     agents.links.pop(1).close()
     assert coming(agents.links[2], "ended")["rc"] == 0
     clock.stop()
@@ -506,12 +506,12 @@ def test_what_was_told_last_arrives_and_a_goodbye_is_no_failure(cluster, clock):
 
 def test_too_much_for_one_that_does_not_listen_is_dropped_and_the_first_kept():
     peer = Peer(1, "n1")
-    assert peer.tell(encode({"kind": "failed"}))
-    while peer.tell(encode({"kind": "stacks", "text": "x" * (1 << 20)})):
+    assert peer.queue(encode({"kind": "failed"}))
+    while peer.queue(encode({"kind": "stacks", "text": "x" * (1 << 20)})):
         pass
     assert peer.size <= WAITING
     assert parse(peer.unacknowledged[0][1]) == {"kind": "failed"}
-    assert not Peer(1, "n1").tell(encode({"text": "x" * (17 << 20)}))
+    assert not Peer(1, "n1").queue(encode({"text": "x" * (17 << 20)}))
 
 
 # --- silence -----------------------------------------------------------------------------------------------------
@@ -565,7 +565,7 @@ def test_a_stopped_agent_is_lost_and_comes_back_but_never_gone(cluster, clock, s
         for _ in range(9):  # far more than lost_after
             clock.advance(1.0, here)
             before = clock.monotonic()
-            clock.until(lambda before=before: peer.heard > before, here)
+            clock.until(lambda before=before: peer.last_arrival > before, here)
 
     clock.stop()
     nine_seconds_pass()
@@ -573,7 +573,7 @@ def test_a_stopped_agent_is_lost_and_comes_back_but_never_gone(cluster, clock, s
     child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
     clock.advance(0.02, here)  # what it sent before
-    since = peer.heard
+    since = peer.last_arrival
     clock.advance(since + 2.9 - clock.monotonic(), here)
     assert kinds(here) == []
     clock.advance(0.5, here)
@@ -664,8 +664,8 @@ def test_a_network_that_forwards_nothing_is_lost_and_back_and_nothing_is_lost_on
     assert coming(agents.links[1], "lost")["node"] == "n2"
     assert coming(agents.links[2], "lost")["node"] == "n0"
     for number in range(3):
-        agents.links[2].tell("note", number=number)
-        agents.links[0].tell("note", number=number)
+        agents.links[2].send("note", number=number)
+        agents.links[0].send("note", number=number)
     clock.advance(7.0, *here)
     assert [kinds(link) for link in here] == [[], ["note"] * 3, []]
     between.flowing.set()
@@ -688,8 +688,8 @@ def test_connections_that_are_cut_again_and_again_lose_and_double_nothing(cluste
     agents.start(1, port=between.port)
     agents.meet()
     for number in range(200):
-        agents.links[0].tell("note", number=number, text="x" * 5000)
-        agents.links[1].tell("note", number=number, text="x" * 5000)
+        agents.links[0].send("note", number=number, text="x" * 5000)
+        agents.links[1].send("note", number=number, text="x" * 5000)
         if number % 20 == 10:
             between.cut()
         time.sleep(0.005)
@@ -722,12 +722,12 @@ def test_another_process_speaks_for_an_agent_that_was_killed(cluster, dead):
         agents.start(rank)
     child = agents.child(dead)
     agents.meet()
-    agents.links[2].tell("note")
+    agents.links[2].send("note")
     child.kill()
     child.wait()
     successor = Link(agents.plan(dead), lambda: None)
     successor.start()
-    successor.tell("failed", text="the agent was killed")
+    successor.send("failed", text="the agent was killed")
     successor.close()
     for rank in {0, 1, 2} - {dead}:
         message = coming(agents.links[rank], "failed")

@@ -45,7 +45,7 @@ LINES = [
 
 @pytest.mark.parametrize(("text", "phase"), LINES)
 def test_what_a_line_announces(text, phase):
-    assert phases.announced(text) == phase
+    assert phases.announced_phase(text) == phase
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def said(*texts):
 
 
 def test_nothing_is_known_at_first():
-    assert (said().current, said("hello").current, said().spoken) == ("starting", "starting", False)
+    assert (said().current, said("hello").current, said().announces) == ("starting", "starting", False)
 
 
 def test_a_whole_run_of_llamafactory():
@@ -110,7 +110,7 @@ def test_the_end_of_an_evaluation():
 def test_a_step_begins_training_without_a_word():
     known = phases.Phases()
     known.progress({"step": 1, "total": 9}, 0.5)
-    assert (known.current, known.spoken) == ("training", False)
+    assert (known.current, known.announces) == ("training", False)
 
 
 def test_the_last_step_finishes():
@@ -135,9 +135,9 @@ def test_the_evaluation_after_the_last_step_ends_in_finishing():
 
 
 def test_who_announces_training():
-    assert said("***** Running training *****").spoken
-    assert said("clusterctl: phase training").spoken
-    assert not said("***** Running Evaluation *****").spoken
+    assert said("***** Running training *****").announces
+    assert said("clusterctl: phase training").announces
+    assert not said("***** Running Evaluation *****").announces
 
 
 def test_a_second_training_is_not_finished():
@@ -149,4 +149,4 @@ def test_lines_are_cheap():
     import timeit
 
     text = "x" * 4096
-    assert timeit.timeit(lambda: phases.announced(text) or step_of(text), number=200) / 200 < 0.001
+    assert timeit.timeit(lambda: phases.announced_phase(text) or step_of(text), number=200) / 200 < 0.001

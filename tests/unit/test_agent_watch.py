@@ -192,14 +192,14 @@ def test_the_real_proc():
         below = list(children_of(child.pid, proc))
         members = {pid: proc.stat(pid) for pid in [child.pid, *below]}
         by_pid = ranks.of_ranks(members, proc.rank)
-        found = ranks.mains(members, by_pid, 0, set())
-        moved = proc.moved(child.pid)
+        found = ranks.main_processes(members, by_pid, 0, set())
+        moved = proc.bytes_moved(child.pid)
         child.communicate(b"\n")
     assert set(by_pid.values()) == {3}
     assert len(by_pid) == 2
     assert found == {3: child.pid}
     assert moved > 1000
-    assert proc.moved(child.pid) == 0
+    assert proc.bytes_moved(child.pid) == 0
 
 
 def children_of(parent, proc):

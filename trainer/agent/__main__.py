@@ -70,50 +70,50 @@ if not __package__:  # started as ``python -I <folder>``: the folder is the pack
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run the command of the command line. Modules are imported late, so that the guard stays small."""
     gc.set_threshold(10_000)  # the default collects 26 times during the imports and frees nothing
-    given = _parser().parse_args(arguments)
-    if given.command == "probe":
+    options = _parser().parse_args(arguments)
+    if options.command == "probe":
         from .node import probe  # noqa: PLC0415
 
-        return _print(probe.facts(given.master, given.rank, port=given.port, folder=given.folder))
-    if given.command == "digest":
+        return _print(probe.facts(options.master, options.rank, port=options.port, folder=options.folder))
+    if options.command == "digest":
         from .node import digests  # noqa: PLC0415
 
-        return _print(digests.digests(given.paths, given.patience))
-    if given.command == "talk":
+        return _print(digests.digests(options.paths, options.patience))
+    if options.command == "talk":
         from .node import talk  # noqa: PLC0415
 
-        return talk.talk(given.paths, given.patience)
+        return talk.talk(options.paths, options.patience)
     from .contract.plan import PlanError  # noqa: PLC0415
     from .node_plan import load  # noqa: PLC0415
 
     try:
-        return _do(given, load(given.plan))
+        return _do(options, load(options.plan))
     except PlanError as error:
         sys.stderr.write("agent: %s\n" % error)
         return 2
     except PermissionError as error:
-        return _refuse(given.plan, error)
+        return _refuse(options.plan, error)
 
 
-def _do(given: argparse.Namespace, plan: Any) -> int:
-    if given.command == "follow":
+def _do(options: argparse.Namespace, plan: Any) -> int:
+    if options.command == "follow":
         from .commands.follow import follow  # noqa: PLC0415
 
-        return follow(plan, given.offset)
-    if given.command == "stop":
+        return follow(plan, options.offset)
+    if options.command == "stop":
         from .commands.stop import RefusedError, stop  # noqa: PLC0415
 
         try:
-            said = stop(plan, save=given.save, who=given.who, patience=given.patience)
+            answer = stop(plan, save=options.save, who=options.who, patience=options.patience)
         except RefusedError as error:
             return _print({"event": "stopped", "error": str(error)}, 1)
-        return _print(said, 1 if said["left"] or said["gpu"] or not said["port_free"] else 0)
+        return _print(answer, 1 if answer["left"] or answer["gpu"] or not answer["port_free"] else 0)
     from .commands import start  # noqa: PLC0415
 
-    if given.command == "start":
-        said = start.start(plan)
-        return _print(said, 0 if said["started"] else 1)
-    return start.daemon(plan, given.notice) if given.command == "daemon" else start.run(plan)
+    if options.command == "start":
+        answer = start.start(plan)
+        return _print(answer, 0 if answer["started"] else 1)
+    return start.daemon(plan, options.notice) if options.command == "daemon" else start.run(plan)
 
 
 def _refuse(path: str, error: PermissionError) -> int:
@@ -128,8 +128,8 @@ def _refuse(path: str, error: PermissionError) -> int:
     return _print({"event": "stopped", "started": False, "error": text}, 1)
 
 
-def _print(said: Dict[str, Any], code: int = 0) -> int:
-    sys.stdout.write(json.dumps(said, sort_keys=True) + "\n")
+def _print(answer: Dict[str, Any], code: int = 0) -> int:
+    sys.stdout.write(json.dumps(answer, sort_keys=True) + "\n")
     sys.stdout.flush()
     return code
 

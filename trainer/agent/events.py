@@ -69,8 +69,8 @@ class Events:
             os.close(self._fd)
 
     def _line(self, event: str, fields: Dict[str, Any]) -> bytes:
-        said = dict(event=event, time=round(time.time(), 3), attempt=self.attempt, **fields)
-        return json.dumps(said).encode() + b"\n"
+        record = dict(event=event, time=round(time.time(), 3), attempt=self.attempt, **fields)
+        return json.dumps(record).encode() + b"\n"
 
     def _has_room(self, size: int) -> bool:
         now = time.monotonic()

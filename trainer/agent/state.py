@@ -115,8 +115,10 @@ def agents(state: Dict[str, Any]) -> List[Tuple[int, str]]:
     """Pid and start time of the supervisor and the guard, of those that are running on this machine."""
     if state.get("boot_id") != boot_id():
         return []
-    said = [(state.get("pid"), state.get("start")), (state.get("guard"), state.get("guard_start"))]
-    return [(pid, start) for pid, start in said if isinstance(pid, int) and pid and start and identity(pid) == start]
+    processes = [(state.get("pid"), state.get("start")), (state.get("guard"), state.get("guard_start"))]
+    return [
+        (pid, start) for pid, start in processes if isinstance(pid, int) and pid and start and identity(pid) == start
+    ]
 
 
 def lock(logs: Path) -> Optional[int]:
@@ -132,14 +134,14 @@ def lock(logs: Path) -> Optional[int]:
     return fd
 
 
-def ask(logs: Path, *, save: bool, who: str) -> None:
+def write_request(logs: Path, *, save: bool, who: str) -> None:
     """Write the stop request; the agent reads it when it gets SIGUSR1."""
     fresh = logs / (".%s.%d" % (REQUEST, os.getpid()))
     fresh.write_text(json.dumps({"stop": True, "save": save, "who": who}), encoding="utf-8")
     fresh.replace(logs / REQUEST)
 
 
-def asked(logs: Path) -> Optional[Dict[str, Any]]:
+def read_request(logs: Path) -> Optional[Dict[str, Any]]:
     """The stop request, if there is one."""
     try:
         found = _object(logs / REQUEST)
@@ -148,7 +150,7 @@ def asked(logs: Path) -> Optional[Dict[str, Any]]:
     return found if found.get("stop") else None
 
 
-def forget(logs: Path) -> None:
+def delete_request(logs: Path) -> None:
     """Delete the stop request that an earlier agent got."""
     with contextlib.suppress(FileNotFoundError):
         (logs / REQUEST).unlink()

@@ -51,7 +51,7 @@ def look(path: Path) -> Tuple[File, Any]:
     """
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
-        said = None
+        content = None
         torn = None
         mark = b""
         try:
@@ -60,11 +60,11 @@ def look(path: Path) -> Tuple[File, Any]:
             elif path.name.endswith(TORCH):
                 mark = _torch(file, found.st_size, path.name.endswith(".distcp"))
             elif path.name.endswith(".json"):
-                said, mark = _json(file, found.st_size)
+                content, mark = _json(file, found.st_size)
         except TornError as error:
             torn = str(error)
         digest = hashlib.sha256(mark or _places(file, found.st_size)).hexdigest()[:16]
-        return File(found.st_size, found.st_mtime_ns, digest, torn), said
+        return File(found.st_size, found.st_mtime_ns, digest, torn), content
 
 
 def _places(file: BinaryIO, size: int) -> bytes:
@@ -81,8 +81,8 @@ def _safetensors(file: BinaryIO, size: int) -> bytes:
         raise TornError("its header is truncated")
     header = file.read(length)
     try:
-        said = parse_object(header, limit=HEADER)
-        tensors = {name: at for name, at in said.items() if name != "__metadata__"}
+        parsed = parse_object(header, limit=HEADER)
+        tensors = {name: at for name, at in parsed.items() if name != "__metadata__"}
         end = max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
     except (ValueError, OverflowError, AttributeError, KeyError, IndexError, TypeError) as error:
         raise TornError("its header is damaged") from error

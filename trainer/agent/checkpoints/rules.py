@@ -45,7 +45,7 @@ class Union(NamedTuple):
 
     layout: str
     names: Set[str]
-    says: Mapping[str, Any]  # the content of index files, ``latest`` and ``complete.json``, by name
+    contents: Mapping[str, Any]  # the content of index files, ``latest`` and ``complete.json``, by name
     step: int
     latest_step: Optional[int]  # of the tag that the folder's own ``latest`` names (DeepSpeed's layout)
 
@@ -84,12 +84,12 @@ def why_incomplete(union: Union, world_size: int) -> Optional[str]:
     if union.layout == OURS:
         if COMPLETE not in names:
             return "%s is missing: the save did not finish" % COMPLETE
-        missing = sorted(set(union.says.get(COMPLETE, ())) - names)  # parts of ranks whose node is missing
+        missing = sorted(set(union.contents.get(COMPLETE, ())) - names)  # parts of ranks whose node is missing
         return "%s is missing, although %s lists it" % (missing[0], COMPLETE) if missing else None
-    for name, said in union.says.items():
+    for name, shards in union.contents.items():
         if name.endswith(INDEX):
             folder = name.rpartition("/")[0]
-            wanted = {"%s/%s" % (folder, shard) if folder else shard for shard in said}
+            wanted = {"%s/%s" % (folder, shard) if folder else shard for shard in shards}
             if not wanted <= names:
                 return "%s lists %s, which is missing" % (name, min(wanted - names))
     if union.layout == DEEPSPEED:
@@ -114,7 +114,7 @@ def _trainer(union: Union, world_size: int) -> Optional[str]:
 
 def _tagged(union: Union, tags: Set[str], world_size: int) -> Optional[str]:
     """The Trainer's folder with DeepSpeed's inside."""
-    tag = union.says.get(LATEST)
+    tag = union.contents.get(LATEST)
     if not tag:
         return "the file latest is missing or empty"
     if tag not in tags:
@@ -130,7 +130,7 @@ def _tagged(union: Union, tags: Set[str], world_size: int) -> Optional[str]:
 def _states(union: Union, world_size: int) -> Optional[str]:
     """The Trainer's folder without DeepSpeed."""
     names = union.names
-    if not any(map(_WEIGHTS.match, names)) and not any(name.endswith(INDEX) for name in union.says):
+    if not any(map(_WEIGHTS.match, names)) and not any(name.endswith(INDEX) for name in union.contents):
         return "it has no weights"
     if not any(map(_OPTIMIZER.match, names)):
         return "it has no optimizer state (save_only_model?)"

@@ -33,18 +33,18 @@ from .rules import (
     why_incomplete,
 )
 
-NEWEST = 5  # checkpoints that are read; older ones are never offered
+NEWEST = 5  # checkpoints that are read; older ones are never each
 DEEP = 4  # levels of folders below a checkpoint's
 
 
 class Checkpoint(NamedTuple):
-    """One node's copy of a checkpoint. ``says``: the content of its index files and ``latest``, by name."""
+    """One node's copy of a checkpoint. ``contents``: the content of its index files and ``latest``, by name."""
 
     name: str
     step: int
     layout: str
     files: Dict[str, File]
-    says: Dict[str, Any]
+    contents: Dict[str, Any]
 
     @property
     def torn(self) -> List[str]:
@@ -105,19 +105,19 @@ def _text(path: Path) -> str:
 
 def _read(folder: Path, name: str, layout: str) -> Checkpoint:
     files: Dict[str, File] = {}
-    says: Dict[str, Any] = {}
+    contents: Dict[str, Any] = {}
     for relative, path in _walk(folder / name):
         try:
-            files[relative], said = look(path)
+            files[relative], content = look(path)
         except OSError:
             continue
         if relative == LATEST:
-            says[LATEST] = _text(path)
-        elif relative.endswith(INDEX) and isinstance(said, dict) and isinstance(said.get("weight_map"), dict):
-            says[relative] = sorted({str(shard) for shard in said["weight_map"].values()})
-        elif relative == COMPLETE and isinstance(said, dict) and isinstance(said.get("files"), dict):
-            says[COMPLETE] = sorted(map(str, said["files"]))
-    return Checkpoint(name, step_of(name), layout, files, says)
+            contents[LATEST] = _text(path)
+        elif relative.endswith(INDEX) and isinstance(content, dict) and isinstance(content.get("weight_map"), dict):
+            contents[relative] = sorted({str(shard) for shard in content["weight_map"].values()})
+        elif relative == COMPLETE and isinstance(content, dict) and isinstance(content.get("files"), dict):
+            contents[COMPLETE] = sorted(map(str, content["files"]))
+    return Checkpoint(name, step_of(name), layout, files, contents)
 
 
 def scan(folder: Path) -> List[Checkpoint]:
@@ -137,7 +137,12 @@ def offer(folder: Path, first_rank: int, processes: int) -> Dict[str, Any]:
     if path.is_file() and not path.is_symlink():
         found = {"tag": _text(path), "file": list(look(path)[0])}
     checkpoints = [
-        {"name": one.name, "layout": one.layout, "says": one.says, "files": {k: list(v) for k, v in one.files.items()}}
+        {
+            "name": one.name,
+            "layout": one.layout,
+            "says": one.contents,
+            "files": {k: list(v) for k, v in one.files.items()},
+        }
         for one in scan(folder)
     ]
     return {"ranks": [first_rank, processes], "latest": found, "checkpoints": checkpoints}
@@ -157,24 +162,26 @@ def newest(offers: Dict[int, Dict[str, Any]], world_size: int) -> Choice:
         offers: the results of ``offer``, by the node's rank; other keys are ignored.
         world_size: ranks of the whole run.
     """
-    nodes = {rank: {one["name"]: one for one in said.get("checkpoints", [])} for rank, said in offers.items()}
+    nodes = {rank: {one["name"]: one for one in each.get("checkpoints", [])} for rank, each in offers.items()}
     layouts = {one["name"]: one["layout"] for held in nodes.values() for one in held.values()}
-    tags = {rank: said["latest"] for rank, said in offers.items() if said.get("latest")}
+    tags = {rank: each["latest"] for rank, each in offers.items() if each.get("latest")}
     latest = max(tags.items(), key=lambda item: item[1]["file"][1])[1]["tag"] if tags else None
     refused: List[Tuple[str, str]] = []
     for name in sorted(layouts, key=lambda name: (step_of(name), name), reverse=True):
         versions: Dict[str, Dict[int, File]] = {}
-        says: Dict[str, Any] = {}
+        contents: Dict[str, Any] = {}
         for rank in sorted(nodes, reverse=True):  # rank 0's node takes precedence
             one = nodes[rank].get(name, {"files": {}, "says": {}})
-            says.update(one["says"])
+            contents.update(one["says"])
             for file, facts in one["files"].items():
                 versions.setdefault(file, {})[rank] = File(*facts)
         held, why = _unite(versions)
         step = step_of(latest) if latest else None
-        why = why or why_incomplete(Union(layouts[name], set(held), says, step_of(name), step), world_size)
+        why = why or why_incomplete(Union(layouts[name], set(held), contents, step_of(name), step), world_size)
         if why is None:
-            copy = {rank: _lacking(name, held, versions, rank, said) for rank, said in offers.items()}
+            copy = {
+                rank: _lacking(name, held, versions, rank, each.get("ranks", (0, 0))) for rank, each in offers.items()
+            }
             if layouts[name] == DEEPSPEED and latest == name:
                 _add_latest(copy, tags, latest)
             return Choice(name, step_of(name), {rank: files for rank, files in copy.items() if files}, refused)
@@ -197,11 +204,11 @@ def _unite(versions: Dict[str, Dict[int, File]]) -> Tuple[Dict[str, _Held], Opti
 
 
 def _lacking(
-    folder: str, held: Dict[str, _Held], versions: Dict[str, Dict[int, File]], rank: int, said: Dict[str, Any]
+    folder: str, held: Dict[str, _Held], versions: Dict[str, Dict[int, File]], rank: int, ranks: Tuple[int, int]
 ) -> List[Tuple[str, int, int]]:
     """The files that the node of ``rank`` must copy: missing, truncated or outdated ones."""
     files = []
-    first, count = said.get("ranks", (0, 0))
+    first, count = ranks
     elsewhere = {name for name, reader in readers(held).items() if not first <= reader < first + count}
     for name, (best, giver) in sorted(held.items()):
         if name in elsewhere:

@@ -45,7 +45,7 @@ class Follower:
                 if not alive:
                     break
             if not self._ended:
-                self._say(self._last())
+                self._print(self._last())
         except (BrokenPipeError, _GoneError):
             return 1
         return 0
@@ -96,15 +96,15 @@ class Follower:
         if not data:
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
-        said: List[str] = []
+        output: List[str] = []
         for line in lines:
             self._at += len(line) + 1
             with contextlib.suppress(UntrustedError):  # torn by a full disk
                 event = parse_object(line)
-                said.append(json.dumps(dict(event, at=self._at)))
+                output.append(json.dumps(dict(event, at=self._at)))
                 self._ended = self._ended or event.get("event") == "end"
-        if said:
-            sys.stdout.write("\n".join(said) + "\n")
+        if output:
+            sys.stdout.write("\n".join(output) + "\n")
             sys.stdout.flush()
         return True
 
@@ -116,7 +116,7 @@ class Follower:
             return dict(fields, event="end")
         return {"event": "gone"}
 
-    def _say(self, event: Dict[str, Any]) -> None:
+    def _print(self, event: Dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(dict(event, at=self._at)) + "\n")
         sys.stdout.flush()
 

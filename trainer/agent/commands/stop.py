@@ -77,7 +77,7 @@ def refusal(owner: int) -> str:
 
 def _ask(plan: NodePlan, agents: List[Tuple[int, str]], *, save: bool, who: str, patience: float) -> bool:
     """Ask the agent to stop and wait until it exits. False when it does not react or takes too long."""
-    states.ask(plan.logs, save=save, who=who)
+    states.write_request(plan.logs, save=save, who=who)
     for pid, start in agents[:1]:
         send(pid, Stat("", 0, start), signal.SIGUSR1)
     began = time.monotonic()

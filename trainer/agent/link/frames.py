@@ -149,7 +149,7 @@ class Connection:
             self.waiting += len(part)
             self._out.append(memoryview(part))
 
-    def say(self, *payload: bytes) -> None:
+    def send_frame(self, *payload: bytes) -> None:
         """Queue one frame; its payload is given in parts."""
         assert self.session is not None
         self.send(self.session.sent.head(*payload), *payload)
@@ -255,7 +255,7 @@ class CopyError(Exception):
 class Stream:
     """Messages and pieces of files over one blocking socket. It calls ``alive`` while it waits.
 
-    Every frame has a MAC: ``hear`` and ``read`` return only what the other end sent, in its order.
+    Every frame has a MAC: ``receive`` and ``read`` return only what the other end sent, in its order.
 
     Every method raises CopyError when the other side exited, is silent or violates the protocol, or ``alive`` is false.
     """
@@ -266,7 +266,7 @@ class Stream:
         self.alive = alive
         self._session = session
 
-    def say(self, message: Dict[str, Any]) -> None:
+    def send(self, message: Dict[str, Any]) -> None:
         """Send one message."""
         payload = encode(message)
         self._send(self._session.sent.head(payload) + payload)
@@ -280,7 +280,7 @@ class Stream:
             self._send(head)
             self._send(piece)
 
-    def hear(self) -> Optional[Dict[str, Any]]:
+    def receive(self) -> Optional[Dict[str, Any]]:
         """Receive the next message; None at the end."""
         buffer = memoryview(bytearray(LINE))
         count = self.read(buffer)

@@ -102,7 +102,7 @@ class Host:
     def __init__(self, token: str) -> None:
         self._token = token
         self._transcript = b""
-        self.claimed: Optional[Claim] = None
+        self.claim: Optional[Claim] = None
         self.session: Optional[Session] = None
 
     def take(self, line: bytes) -> bytes:
@@ -111,24 +111,24 @@ class Host:
         Raises:
             UnknownPeerError: it is not an agent of this run.
         """
-        if self.claimed is None:
+        if self.claim is None:
             found = _FIRST.fullmatch(line)
             if found is None:
                 raise UnknownPeerError("sent %r" % line[:40].rstrip(b"\n"))
-            self.claimed = Claim(found.group(1).decode(), int(found.group(2)))
+            self.claim = Claim(found.group(1).decode(), int(found.group(2)))
             second = b"%s%s " % (_NAME, secrets.token_hex(16).encode())
             second += _proof(self._token, b"host", line + second) + b"\n"
             self._transcript = line + second
             return second
         found = _THIRD.fullmatch(line)
         if found is None or not hmac.compare_digest(found.group(1), _proof(self._token, b"caller", self._transcript)):
-            raise UnknownPeerError("claimed to be rank %d, but does not know this run's token" % self.claimed.rank)
+            raise UnknownPeerError("claimed to be rank %d, but does not know this run's token" % self.claim.rank)
         here, there = (_key(self._token, way, self._transcript + line) for way in (b"host", b"caller"))
         self.session = Session(Seal(here), Seal(there))
         return b""
 
 
-def admitted(answer: Dict[str, Any]) -> Dict[str, Any]:
+def check_welcome(answer: Dict[str, Any]) -> Dict[str, Any]:
     """Return the host's answer.
 
     Raises:

@@ -115,7 +115,7 @@ class PendingConnections:
         return None
 
     def _one_of(self, connections: Dict[int, PendingConnection]) -> PendingConnection:
-        silent = [newcomer for newcomer in connections.values() if newcomer.host.claimed is None]
+        silent = [newcomer for newcomer in connections.values() if newcomer.host.claim is None]
         return self._choose(silent or list(connections.values()))
 
 
@@ -142,7 +142,7 @@ class Hub(End):
         take_socket: Callable[[Dict[str, Any], socket.socket, Session], None],
     ) -> None:
         super().__init__(plan, link, [Peer(rank, node) for rank, node in enumerate(link.nodes) if rank], deliver)
-        self.seen: Tuple[str, ...] = ()  # replaced whole: other threads read it
+        self.rejections: Tuple[str, ...] = ()  # replaced whole: other threads read it
         self.conflict: Optional[str] = None  # two agents with the same rank
         self._instance = instance
         self._take_socket = take_socket
@@ -172,8 +172,8 @@ class Hub(End):
             self.pending.remove(newcomer)
             self._cut(newcomer.connection)
 
-    def _tell_all(self, message: Dict[str, Any]) -> None:
-        super()._tell_all(dict(message, node=self.node, rank=0))
+    def _send_all(self, message: Dict[str, Any]) -> None:
+        super()._send_all(dict(message, node=self.node, rank=0))
 
     def _handle(self, peer: Peer, message: Dict[str, Any]) -> None:
         kind = message.get("kind")
@@ -195,7 +195,7 @@ class Hub(End):
     def _relay(self, sender: Peer, body: bytes) -> None:
         for peer in self.peers.values():
             if peer is not sender:
-                self._tell(peer, body)
+                self._send(peer, body)
 
     def _more(self, now: float) -> bool:
         for newcomer in self.pending:
@@ -224,8 +224,8 @@ class Hub(End):
     def reject(self, newcomer: PendingConnection, why: str) -> None:
         """Close a pending connection, and keep the reason for the error about missing agents."""
         what = "%s %s" % (newcomer.address, why)
-        if what not in self.seen:
-            self.seen = (*self.seen, what)[-SEEN:]
+        if what not in self.rejections:
+            self.rejections = (*self.rejections, what)[-SEEN:]
         self.pending.remove(newcomer)
         self._cut(newcomer.connection)
 
@@ -233,13 +233,12 @@ class Hub(End):
         newcomer = self.pending.find(connection)
         if newcomer is None:
             return
-        claimed = newcomer.host.claimed
+        claim = newcomer.host.claim
         if isinstance(error, (InvalidMessageError, UnknownPeerError)):
             self.reject(newcomer, str(error))
-        elif claimed and isinstance(error, EndedError) and error.by_peer:
+        elif claim and isinstance(error, EndedError) and error.by_peer:
             # it left after this run's proof
-            said = (claimed.rank, claimed.run)
-            self.reject(newcomer, "claimed to be rank %s of run %s, but has another token" % said)
+            self.reject(newcomer, "claimed to be rank %s of run %s, but has another token" % (claim.rank, claim.run))
         else:
             self.reject(newcomer, "connected and disconnected (%s)" % error)
 
@@ -261,9 +260,9 @@ class Hub(End):
         if hello is not None:
             self.pending.remove(newcomer)
             self.loop.forget(connection)
-            self._let_in(newcomer, hello)
+            self._admit(newcomer, hello)
 
-    def _let_in(self, newcomer: PendingConnection, hello: Dict[str, Any]) -> None:
+    def _admit(self, newcomer: PendingConnection, hello: Dict[str, Any]) -> None:
         """Admit an authenticated connection."""
         rank, instance = whole(hello.get("rank")), hello.get("instance")
         if rank is None or not isinstance(instance, str) or not 0 < len(instance) <= INSTANCE:
@@ -272,8 +271,8 @@ class Hub(End):
         if peer is None:
             self._answer(newcomer, {"refused": "no other node of this run has rank %s" % rank})
         elif peer.instance not in ("", instance) and peer.connection is not None:
-            said = (peer.address, newcomer.address, peer.rank, peer.node)
-            self.conflict = "two nodes have the same rank: %s and %s both claim to be rank %d (%s)" % said
+            who = (peer.address, newcomer.address, peer.rank, peer.node)
+            self.conflict = "two nodes have the same rank: %s and %s both claim to be rank %d (%s)" % who
             self._answer(newcomer, {"refused": self.conflict})
         elif hello.get("purpose") != "link":
             self._answer(newcomer, {"welcome": True}, hello)
@@ -287,7 +286,7 @@ class Hub(End):
         peer.address = newcomer.address
         connection = newcomer.connection
         connection.limit = MESSAGE
-        connection.say(encode({"welcome": True, "instance": self._instance, "received": peer.received}))
+        connection.send_frame(encode({"welcome": True, "instance": self._instance, "received": peer.received}))
         received = whole(hello.get("received")) if hello.get("of") == self._instance else 0
         self._attach(peer, connection, received or 0)
         self._receive(peer, connection)
@@ -297,7 +296,7 @@ class Hub(End):
     ) -> None:
         """Send the last message of the handshake; then the socket is used for files, or closed."""
         connection = newcomer.connection
-        connection.say(encode(message))
+        connection.send_frame(encode(message))
         with contextlib.suppress(EndedError):
             connection.flush()
             if hello is not None and not connection.waiting and not connection.rest():

@@ -10,11 +10,11 @@ wait. The order::
     decision = link.meet(offer, decide)                     # rank 0 decides which checkpoint, which port
     link.fetch(decision["copy"].get(str(rank), []), alive)  # the files this node lacks
     link.meet({}, lambda offers: {})                        # all have them: all start at once
-    … link.tell("failed", text=…), link.take() …
+    … link.send("failed", text=…), link.take() …
     link.close()
 
 ``take`` returns the messages that arrived. Each is a dict with ``kind``, and with the ``node`` and ``rank`` that it is
-about; rank 0 takes these from the sender's connection. A message of ``tell`` reaches all others exactly once and in
+about; rank 0 takes these from the sender's connection. A message of ``send`` reaches all others exactly once and in
 order, also when a connection breaks meanwhile. The link itself creates these:
 
 ===========  =====================================================================================
@@ -91,7 +91,7 @@ class HubMeeting:
             self._wait(limit, alive)
             with self._changed:
                 offers = {0: offer}
-                offers.update((rank, said) for rank, (_, said) in sorted(self.offers.items()))
+                offers.update((rank, others) for rank, (_, others) in sorted(self.offers.items()))
             decision = self.plain(decide(offers))
         except Exception as error:
             self._answer({"refused": "%s: %s" % (self._hub.node, error)})
@@ -102,7 +102,7 @@ class HubMeeting:
     def _answer(self, answer: Dict[str, Any]) -> None:
         with self._changed:
             for rank, (number, _) in self.offers.items():
-                self._hub.tell_one(rank, dict(answer, kind="_answer", number=number))
+                self._hub.send_to(rank, dict(answer, kind="_answer", number=number))
             self.offers = {}
 
     def _wait(self, limit: float, alive: Callable[[], bool]) -> None:
@@ -140,8 +140,8 @@ class HubMeeting:
                 reasons.append("%s was connected, but is not now." % peer.node)
             elif peer.instance:
                 reasons.append("%s is connected, but not ready." % peer.node)
-        if hub.seen:
-            reasons.append("Other connections: %s." % "; ".join(hub.seen))
+        if hub.rejections:
+            reasons.append("Other connections: %s." % "; ".join(hub.rejections))
         return " ".join(reasons)
 
 
@@ -170,11 +170,11 @@ class SpokeMeeting:
         with self._changed:
             self._number += 1
             self._answer = None
-        self._spoke.tell({"kind": "_offer", "number": self._number, "offer": offer})
+        self._spoke.send({"kind": "_offer", "number": self._number, "offer": offer})
         try:
             answer = self._wait(limit, alive)
         except Exception:
-            self._spoke.tell({"kind": "_withdraw"})
+            self._spoke.send({"kind": "_withdraw"})
             raise
         if "refused" in answer:
             raise LinkError(str(answer["refused"])[:REASON])
@@ -252,7 +252,7 @@ class Link:
         try:
             address = _address(link.host, link.port)
             who = {"run": plan.run, "rank": rank, "instance": instance}
-            self.copies = Copies(who, link.token, address, self._tell_one)
+            self.copies = Copies(who, link.token, address, self._send_to)
             if rank == 0:
                 self.endpoint = Hub(plan, link, address, instance, self._deliver, self.copies.accept)
                 self.meeting = HubMeeting(self.endpoint, place, self._changed)
@@ -270,10 +270,10 @@ class Link:
             self._arrived.clear()
             return come
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def send(self, kind: str, **fields: Any) -> None:
         """Send to all others. Drops a message of more than 16 MiB, and one for a peer with 32 MiB waiting."""
         if self.endpoint is not None:
-            self.endpoint.tell(dict(fields, kind=kind))
+            self.endpoint.send(dict(fields, kind=kind))
 
     def meet(
         self,
@@ -306,18 +306,18 @@ class Link:
         self,
         files: Iterable[Tuple[str, int, int]],
         alive: Callable[[], bool] = lambda: True,
-        told: Callable[[int], None] = lambda _: None,
+        on_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Copy files, each (name below the shared folder, size, rank that has it).
 
-        ``told`` gets the number of new bytes.
+        ``on_bytes`` gets the number of new bytes.
 
         Raises:
             CopyError: a file could not be copied.
             OSError: the disk refuses.
         """
         if self.copies is not None:
-            self.copies.fetch(files, alive, told)
+            self.copies.fetch(files, alive, on_bytes)
 
     def close(self) -> None:
         """Flush the messages, say goodbye, and end."""
@@ -326,16 +326,16 @@ class Link:
         if self.endpoint is not None:
             self.endpoint.close(GOODBYE)
 
-    def _tell_one(self, rank: int, message: Dict[str, Any]) -> None:
+    def _send_to(self, rank: int, message: Dict[str, Any]) -> None:
         if self.endpoint is not None and rank in self.endpoint.peers:
-            self.endpoint.tell_one(rank, message)
+            self.endpoint.send_to(rank, message)
 
     def _deliver(self, message: Dict[str, Any]) -> None:
         """Handle a message; called in the link's thread."""
         kind = str(message.get("kind"))
         if kind == "_give":
             if self.copies is not None and self._plan.node_rank != 0:  # only rank 0 asks for files
-                self.copies.asked(str(message.get("ticket"))[:TICKET])
+                self.copies.give(str(message.get("ticket"))[:TICKET])
             return
         assert self.meeting is not None  # the thread is started last
         with self._changed:

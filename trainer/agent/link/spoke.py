@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, Optional, Tuple
 from ..contract.plan import Link, Plan
 from .endpoint import End, Peer, whole
 from .frames import MESSAGE, Connection, InvalidMessageError, encode
-from .handshake import CLAIM, DEADLINE, HELLO, Caller, RefusedError, UnknownPeerError, admitted
+from .handshake import CLAIM, DEADLINE, HELLO, Caller, RefusedError, UnknownPeerError, check_welcome
 
 SOON = 0.05  # seconds before the second try; doubled each time
 LATER = 0.5  # at most
@@ -85,12 +85,12 @@ class Spoke(End):
         if self._over:
             return False
         if self._try is not None:
-            if self.hub.connection is not None and now - self.hub.heard < STALE:
+            if self.hub.connection is not None and now - self.hub.last_arrival < STALE:
                 self._cut(self._try.connection)  # data arrived on the old connection again
                 self._try = None
             elif now > self._try.deadline:
-                self._failed(self._try, no_answer(self._place))
-        silent = self.hub.connection is None or now - self.hub.heard >= STALE
+                self._fail(self._try, no_answer(self._place))
+        silent = self.hub.connection is None or now - self.hub.last_arrival >= STALE
         wanted = silent and self.refused is None and not self.hub.left
         if wanted and self._try is None and now >= self._next:
             self._connect()
@@ -106,12 +106,12 @@ class Spoke(End):
         attempt = self._try = _Try(Connection(sock, HELLO), Caller(self.token, self.run, self.rank))
         code = sock.connect_ex(self._address[1])
         if code not in (0, errno.EINPROGRESS):
-            self._failed(attempt, reason(OSError(code, os.strerror(code)), self._place))
+            self._fail(attempt, reason(OSError(code, os.strerror(code)), self._place))
             return
         attempt.connection.send(attempt.caller.first())
         self.loop.watch(attempt.connection, lambda events: self._greet(attempt, events))
 
-    def _failed(self, attempt: _Try, why: str) -> None:
+    def _fail(self, attempt: _Try, why: str) -> None:
         self._cut(attempt.connection)
         self._try = None
         self.why = why
@@ -123,19 +123,19 @@ class Spoke(End):
         if attempt is None or attempt.connection is not connection:
             return
         if isinstance(error, (InvalidMessageError, UnknownPeerError)):
-            self._failed(attempt, "the process at %s is not an agent of this run: it %s" % (self._place, error))
+            self._fail(attempt, "the process at %s is not an agent of this run: it %s" % (self._place, error))
         elif isinstance(error, RefusedError):
             self.refused = str(error)
-            self._failed(attempt, "rank 0 refuses this agent: %s" % error)
+            self._fail(attempt, "rank 0 refuses this agent: %s" % error)
         else:
-            self._failed(attempt, "%s closed the connection: %s" % (self._place, error))
+            self._fail(attempt, "%s closed the connection: %s" % (self._place, error))
 
     def _greet(self, attempt: _Try, events: int) -> None:
         connection = attempt.connection
         if not attempt.connected:
             code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
-                self._failed(attempt, reason(OSError(code, os.strerror(code)), self._place))
+                self._fail(attempt, reason(OSError(code, os.strerror(code)), self._place))
                 return
             attempt.connected = True
         if events & selectors.EVENT_READ:
@@ -147,7 +147,7 @@ class Spoke(End):
         if connection.session is not None:
             answer = connection.message()
             if answer is not None:
-                self._welcomed(connection, admitted(answer))
+                self._join(connection, check_welcome(answer))
                 return
         connection.flush()
         self.loop.watch(connection, lambda events: self._greet(attempt, events))
@@ -158,9 +158,9 @@ class Spoke(End):
         connection.session = caller.session
         connection.limit = CLAIM
         hello = {"rank": self.rank, "instance": self._instance, "purpose": "link"}
-        connection.say(encode(dict(hello, of=self.hub.instance, received=self.hub.received)))
+        connection.send_frame(encode(dict(hello, of=self.hub.instance, received=self.hub.received)))
 
-    def _welcomed(self, connection: Connection, welcome: Dict[str, Any]) -> None:
+    def _join(self, connection: Connection, welcome: Dict[str, Any]) -> None:
         self.loop.forget(connection)
         self._try = None
         self._pause = SOON

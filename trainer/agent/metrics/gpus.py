@@ -54,10 +54,10 @@ class Gpus:
         self._listen(now)
         if self._child is None and (self._begun is None or now - self._begun >= AGAIN):
             self._start(now)
-        fresh = [said for _, (at, said) in sorted(self._latest.items()) if now - at <= STALE]
+        fresh = [values for _, (at, values) in sorted(self._latest.items()) if now - at <= STALE]
         if self._child is not None and self._begun is not None:
-            heard = max([at for at, _ in self._latest.values()] + [self._begun])
-            if now - heard > STALE:
+            last_output = max([at for at, _ in self._latest.values()] + [self._begun])
+            if now - last_output > STALE:
                 self.close()
         return fresh or None
 
@@ -101,9 +101,9 @@ class Gpus:
                     break
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            said = gpu(line.decode("ascii", "replace"))
-            if said:
-                self._latest[said["index"]] = (now, said)
+            values = gpu(line.decode("ascii", "replace"))
+            if values:
+                self._latest[values["index"]] = (now, values)
 
 
 def gpu(line: str) -> Optional[Dict[str, Any]]:

@@ -212,7 +212,7 @@ class Metrics:
         self._due = now + EVERY
         sample = dict(self._sampler.sample(members), attempt=self._events.attempt, **self._known)
         if communicates(sample):
-            self._control.communicated = now
+            self._control.last_traffic = now
         if self._writes and not append(self._path, sample):
             self._writes = False  # a full disk ends the log, not the run
             self._events.emit("notice", text="%s is no longer written: the disk is full" % self._path)

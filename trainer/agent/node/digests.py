@@ -56,24 +56,24 @@ def digests(paths: List[str], patience: float = PATIENCE) -> Dict[str, Dict[str,
     until = time.monotonic() + patience + _SPARE
     while waiting and time.monotonic() < until:
         for reader in select.select(list(waiting), [], [], max(0.0, until - time.monotonic()))[0]:
-            path, pid, said = waiting[reader]
+            path, pid, answer = waiting[reader]
             data = os.read(reader, 1 << 16)
-            said += data
+            answer += data
             if not data:
                 del waiting[reader]
                 os.close(reader)
                 os.waitpid(pid, 0)
-                found[path] = parse_answer(bytes(said))
+                found[path] = parse_answer(bytes(answer))
     for path, pid, _ in waiting.values():
         os.kill(pid, signal.SIGKILL)  # without waiting: it may be stuck in the kernel
         found[path] = _nothing("hung", "no answer within %g s" % (patience + _SPARE))
     return {path: found[path] for path in paths}
 
 
-def parse_answer(said: bytes) -> Dict[str, Any]:
+def parse_answer(answer: bytes) -> Dict[str, Any]:
     """Parse the answer of the process that read a path."""
     try:
-        return parse_object(said, limit=_ANSWER)
+        return parse_object(answer, limit=_ANSWER)
     except UntrustedError:  # the reader was killed
         return _nothing("unread", "it could not be read")
 

@@ -35,7 +35,7 @@ _NAMED = ("master", "link")  # the purposes of the ports, in the order of the ar
 def talk(paths: List[str], patience: float) -> int:
     """Answer until the end of stdin."""
     if paths:
-        _say("content " + json.dumps(digests.digests(paths, patience), sort_keys=True))
+        _print("content " + json.dumps(digests.digests(paths, patience), sort_keys=True))
     answers = {"listen": _listen, "time": _time, "connect": _connect}
     token = ""
     held: List[Any] = []
@@ -43,12 +43,12 @@ def talk(paths: List[str], patience: float) -> int:
         word, *arguments = line.split()
         if word == "listen":
             token = arguments[0]
-        for said in answers[word](token, arguments, held):
-            _say(said)
+        for answer in answers[word](token, arguments, held):
+            _print(answer)
     return 0
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -151,15 +151,15 @@ def try_connection(token: str, peer: str, address: str, port: int, seconds: floa
         except OSError as error:
             known = {errno.ECONNREFUSED: "refused", errno.ETIMEDOUT: "timeout"}
             return known.get(error.errno or 0) or "unreachable %s" % error.strerror
-        said = b""
+        greeting = b""
         until = time.monotonic() + seconds
         with contextlib.suppress(OSError):
-            while b"\n" not in said and len(said) < _GREETING and time.monotonic() < until:
+            while b"\n" not in greeting and len(greeting) < _GREETING and time.monotonic() < until:
                 data = sock.recv(512)
                 if not data:
                     break
-                said += data
-        words = said.decode("ascii", "replace").split()
+                greeting += data
+        words = greeting.decode("ascii", "replace").split()
         if len(words) == 4 and words[:3] == ["clusterctl", token, peer]:
             return "open %s %s" % (words[3], _plain(sock.getsockname()))
         return "foreign"

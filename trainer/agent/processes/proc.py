@@ -92,12 +92,12 @@ def environment_of(pid: int) -> Dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
-def marked(environment: Dict[str, str], run: str, node: str) -> bool:
+def has_mark(environment: Dict[str, str], run: str, node: str) -> bool:
     """Whether an environment has the mark of a run on a node."""
     return environment.get(RUN) == run and environment.get(NODE, node) == node
 
 
-def spared() -> Set[int]:
+def own_ancestry() -> Set[int]:
     """This process and its ancestors."""
     found = {os.getpid()}
     above: Optional[Stat] = stat_of(os.getpid())
@@ -129,7 +129,7 @@ def members(run: str, node: str, roots: Iterable[int] = (), adopter: Optional[in
     children: Dict[int, Set[int]] = {}
     for pid, stat in table.items():
         children.setdefault(stat.parent, set()).add(pid)
-    mine = spared()
+    mine = own_ancestry()
     ours: Set[int] = set()
     below = set(roots) | (children.get(adopter, set()) if adopter is not None else set())
     while below:
@@ -140,7 +140,7 @@ def members(run: str, node: str, roots: Iterable[int] = (), adopter: Optional[in
     return {
         pid: stat
         for pid, stat in table.items()
-        if pid not in mine and stat.state not in "ZX" and (pid in ours or marked(environment_of(pid), run, node))
+        if pid not in mine and stat.state not in "ZX" and (pid in ours or has_mark(environment_of(pid), run, node))
     }
 
 
@@ -190,15 +190,15 @@ def reap_all() -> None:
             pass
 
 
-def described(status: int) -> str:
+def describe_status(status: int) -> str:
     """Describe a wait status: ``was killed by SIGKILL``, ``exited with code 3``."""
-    number = ended_by(status)
+    number = signal_of(status)
     if number is not None:
         return "was killed by %s" % number
     return "exited with code %d" % os.WEXITSTATUS(status)
 
 
-def ended_by(status: int) -> Optional[str]:
+def signal_of(status: int) -> Optional[str]:
     """The name of the signal in a wait status; None for a process that exited."""
     return signal_name(os.WTERMSIG(status)) if os.WIFSIGNALED(status) else None
 

@@ -40,7 +40,7 @@ class Proc:
         alive = {(pid, stat.start) for pid, stat in members.items()}
         self._ranks = {key: value for key, value in self._ranks.items() if key in alive}
 
-    def moved(self, pid: int) -> int:
+    def bytes_moved(self, pid: int) -> int:
         """Bytes that a process has read and written so far; 0 if that may not be read.
 
         proc(5), /proc/PID/io: ``rchar`` and ``wchar`` count every read and write, also of a page cache or a network
@@ -73,7 +73,7 @@ def of_ranks(members: Dict[int, Stat], rank: Callable[[int, Stat], Optional[int]
     return {pid: number for pid, number in found if number is not None}
 
 
-def mains(
+def main_processes(
     members: Dict[int, Stat], ranks: Dict[int, int], first_rank: Optional[int], known: Set[Tuple[int, str]]
 ) -> Dict[int, int]:
     """``{rank: pid}`` of the ranks' main processes.

@@ -21,13 +21,13 @@ import signal
 import time
 from typing import Callable, Dict, List, NamedTuple, Optional, Set
 
-from .proc import Stat, environment_of, marked, members, open_pidfd, pids, read, reap_all, send, spared, stat_of
+from .proc import Stat, environment_of, has_mark, members, open_pidfd, own_ancestry, pids, read, reap_all, send, stat_of
 
 BUSY = 1.0  # seconds in which the kernel removes processes that have exited
 RETRY = 0.01  # seconds between tries
 
 
-def mounted(table: str = "/proc/self/mounts") -> Optional[str]:
+def cgroup_mount(table: str = "/proc/self/mounts") -> Optional[str]:
     """The mount point of cgroup v2."""
     for line in read(table).decode("utf-8", "replace").splitlines():
         fields = line.split()
@@ -40,10 +40,10 @@ class Group:
     """A run's cgroup on one node; ``path`` is None without one, and every list is empty then."""
 
     def __init__(self, run: str, node: str) -> None:
-        root = mounted()
+        root = cgroup_mount()
         name = "clusterctl-" + re.sub(r"[^A-Za-z0-9._-]", "-", "%s-%s" % (run, node))
         self.path = "%s/%s" % (root, name) if root else None
-        self._made = self.path is not None and os.path.isdir(self.path)  # noqa: PTH112
+        self._exists = self.path is not None and os.path.isdir(self.path)  # noqa: PTH112
 
     def make(self) -> bool:
         """Create the cgroup, or use the existing one. False if that is not possible."""
@@ -51,12 +51,12 @@ class Group:
             return False
         with contextlib.suppress(OSError):
             os.mkdir(self.path)  # noqa: PTH102
-        self._made = os.access(self.path + "/cgroup.procs", os.W_OK)
-        return self._made
+        self._exists = os.access(self.path + "/cgroup.procs", os.W_OK)
+        return self._exists
 
-    def entering(self) -> Callable[[], None]:
+    def preexec(self) -> Callable[[], None]:
         """For ``preexec_fn``: the process enters the cgroup before it becomes the command."""
-        path = "%s/cgroup.procs" % self.path if self._made else None
+        path = "%s/cgroup.procs" % self.path if self._exists else None
 
         def enter() -> None:
             if path is None:
@@ -70,13 +70,13 @@ class Group:
 
     def pids(self) -> List[int]:
         """The processes in the cgroup."""
-        if not self._made:
+        if not self._exists:
             return []
         return [int(word) for word in read("%s/cgroup.procs" % self.path).split() if word != b"0"]
 
     def kill(self) -> None:
         """Send SIGKILL to all of them at once (Linux 5.14; older ones have no such file)."""
-        if self._made:
+        if self._exists:
             with contextlib.suppress(OSError):
                 fd = os.open("%s/cgroup.kill" % self.path, os.O_WRONLY | os.O_CLOEXEC)
                 os.write(fd, b"1")
@@ -85,7 +85,7 @@ class Group:
     def remove(self) -> None:
         """Remove the cgroup; one that still has a process after ``BUSY`` seconds stays."""
         limit = time.monotonic() + BUSY
-        while self._made and not self._removed() and time.monotonic() < limit:
+        while self._exists and not self._removed() and time.monotonic() < limit:
             time.sleep(RETRY)  # processes that were just killed are still exiting; no event reports their exit
 
     def _removed(self) -> bool:
@@ -159,7 +159,7 @@ class ProcessTracker:
 
     def _ours(self, fresh: Dict[int, Stat], alive: Dict[int, Stat]) -> Dict[int, Stat]:
         """The new processes that belong to the run."""
-        above = spared()
+        above = own_ancestry()
         grouped = set(self._group.pids())
         found: Dict[int, Stat] = {}
         for pid in sorted(fresh):  # parents come before their children, except when pids wrap around
@@ -170,7 +170,7 @@ class ProcessTracker:
             environment = environment_of(pid)
             parent = stat.parent
             related = pid in self.started or parent == self.adopter or parent in alive or parent in found
-            if related or pid in grouped or marked(environment, self._run, self._node):
+            if related or pid in grouped or has_mark(environment, self._run, self._node):
                 found[pid] = stat
                 self._see(pid, stat, environment)
             elif environment or pid in self._blank:
@@ -217,7 +217,7 @@ class ProcessTracker:
     def all(self) -> Dict[int, Stat]:
         """All living processes of the run. Exact: reads all of /proc."""
         found = members(self._run, self._node, self.started, self.adopter)
-        above = spared()
+        above = own_ancestry()
         for pid in self._group.pids():
             stat = stat_of(pid)
             if stat is not None and stat.state not in "ZX" and pid not in above:

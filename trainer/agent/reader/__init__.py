@@ -7,23 +7,23 @@
 It is in the agent's folder because the agent needs it on the nodes. Other code imports ``trainer.reader``.
 """
 
-from .formats import MARKS, Said, every, said, step
+from .formats import MARKS, LogLine, parse_all, parse_line, step
 from .series import Resume, Row, Series, as_csv, series
 from .stream import FIELDS, Reader, Reading, read
 
 __all__ = [
     "FIELDS",
     "MARKS",
+    "LogLine",
     "Reader",
     "Reading",
     "Resume",
     "Row",
-    "Said",
     "Series",
     "as_csv",
-    "every",
+    "parse_all",
+    "parse_line",
     "read",
-    "said",
     "series",
     "step",
 ]

@@ -123,8 +123,8 @@ class Series:
         if self._wanted is not None:
             return self._wanted
         tables = self._counted if self.counted else self._placed
-        telling = [rank for (rank, _), table in tables.items() if any(known & 1 for known in table.known)]
-        return min(telling or [rank for rank, _ in tables] or [0])
+        with_loss = [rank for (rank, _), table in tables.items() if any(known & 1 for known in table.known)]
+        return min(with_loss or [rank for rank, _ in tables] or [0])
 
     @property
     def total(self) -> Optional[int]:
@@ -159,8 +159,8 @@ def _joined(sources: Sequence[Iterator[Row]]) -> Iterator[Row]:
     for step, rows in groupby(merge(*sources, key=_step), key=_step):
         first, *others = rows
         if others:
-            told = zip(*(row[1:] for row in (first, *others)))  # noqa: B905 - Python 3.8 has no strict
-            first = Row(step, *(next((value for value in values if value is not None), None) for values in told))
+            columns = zip(*(row[1:] for row in (first, *others)))  # noqa: B905 - Python 3.8 has no strict
+            first = Row(step, *(next((value for value in values if value is not None), None) for values in columns))
         yield first
 
 

@@ -19,7 +19,7 @@ import math
 import re
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from .formats import MARKS, Said, every, plain
+from .formats import MARKS, LogLine, parse_all, plain
 
 LIMIT = 64 << 10  # bytes of a line that are kept: no trainer writes longer lines
 PACE = 20  # seconds
@@ -108,8 +108,8 @@ class Reader:
         for start, end in _lines(data, _MARKS, 0, len(data)):
             self._bars(data, at, start, found)
             text = plain(data[start : min(end, start + LIMIT)].decode("utf-8", "replace"))
-            for said in every(text):
-                found.extend(self._said(said, _rank(text, said.at) if said.at else None))
+            for line in parse_all(text):
+                found.extend(self._readings(line, _rank(text, line.at) if line.at else None))
             at = end
         self._bars(data, at, len(data), found)
 
@@ -122,21 +122,21 @@ class Reader:
                 if not self._trainer.waits:
                     return
 
-    def _said(self, said: Said, rank: Optional[int]) -> Iterator[Reading]:
-        values = said.values
-        if said.source == "trainer":
-            yield from self._trainer.said(values, rank)
+    def _readings(self, line: LogLine, rank: Optional[int]) -> Iterator[Reading]:
+        values = line.values
+        if line.source == "trainer":
+            yield from self._trainer.line(values, rank)
             return
         self._batch = values.get("batch", self._batch)
         self._tokens = values.get("tokens", self._tokens)
-        if said.source == "deepspeed":
+        if line.source == "deepspeed":
             values = self._deepspeed(values, rank)
-        elif said.source == "trainer_log":
+        elif line.source == "trainer_log":
             values = self._trainer_log(values)
-        elif said.source == "nanogpt" and self._tokens and values.get("ms"):
+        elif line.source == "nanogpt" and self._tokens and values.get("ms"):
             values = {"tokens_per_second": self._tokens / values["ms"] * 1e3, **values}
         if any(name in values for name in FIELDS):
-            yield _reading(values, rank, said.source)
+            yield _reading(values, rank, line.source)
 
     def _deepspeed(self, values: Dict[str, Any], rank: Optional[int]) -> Dict[str, Any]:
         if values.get("step") == 0:  # printed before the first step, also by a resumed run
@@ -176,7 +176,7 @@ class _Trainer:
         """Whether a line waits for a bar."""
         return self._waiting is not None
 
-    def said(self, values: Dict[str, Any], rank: Optional[int]) -> Iterator[Reading]:
+    def line(self, values: Dict[str, Any], rank: Optional[int]) -> Iterator[Reading]:
         """Handle a line."""
         self._every = values.get("logging_steps") or self._every
         if "first_step" in values:  # the first line is not of step ``logging_steps``
@@ -186,30 +186,30 @@ class _Trainer:
         if "loss" not in values and "eval_loss" not in values:
             return
         yield from self.close()
-        told = {**self._count(values), **values}
+        numbered = {**self._count(values), **values}
         if self._apart or rank is not None or "step" in values:
-            yield _reading(told, rank, "trainer")
+            yield _reading(numbered, rank, "trainer")
         else:
-            self._waiting = told
+            self._waiting = numbered
 
     def bar(self, text: str) -> Iterator[Reading]:
         """Handle a state of a progress bar while a line waits."""
         above = "\x1b[A" in text  # the cursor moves up: this is the lower bar of two
         found = None if above else _BAR.match(plain(text))
         if found and self._waiting is not None:
-            told, self._waiting = self._waiting, None
+            values, self._waiting = self._waiting, None
             step, total, pace, unit = found.groups()
             if int(step):  # step 0 is another process's bar: the line was the last one of its process
-                told = {**told, "step": int(step), "total": int(total)}
+                values = {**values, "step": int(step), "total": int(total)}
                 if pace and float(pace):
-                    told["ms"] = 1e3 / float(pace) if unit == "it/s" else float(pace) * 1e3
-            yield _reading(told, None, "trainer")
+                    values["ms"] = 1e3 / float(pace) if unit == "it/s" else float(pace) * 1e3
+            yield _reading(values, None, "trainer")
 
     def close(self) -> Iterator[Reading]:
         """Return the waiting line: no bar follows."""
         if self._waiting is not None:
-            told, self._waiting, self._apart = self._waiting, None, True
-            yield _reading(told, None, "trainer")
+            values, self._waiting, self._apart = self._waiting, None, True
+            yield _reading(values, None, "trainer")
 
     def _count(self, values: Dict[str, Any]) -> Dict[str, Any]:
         """The step of a line by counting, if possible."""
@@ -248,5 +248,5 @@ def _rank(text: str, at: int) -> Optional[int]:
 
 
 def _reading(values: Dict[str, Any], rank: Optional[int], source: str) -> Reading:
-    told = {name: values[name] for name in FIELDS if name in values}
-    return Reading(step=values.get("step"), rank=rank, total=values.get("total"), source=source, **told)
+    fields = {name: values[name] for name in FIELDS if name in values}
+    return Reading(step=values.get("step"), rank=rank, total=values.get("total"), source=source, **fields)

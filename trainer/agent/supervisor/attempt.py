@@ -14,7 +14,7 @@ from typing import Any, Dict, Iterable, Iterator, Optional, Tuple
 from ..events import Events
 from ..metrics.samples import Metrics
 from ..node_plan import NodePlan
-from ..processes.proc import described, ended_by, send, stat_of
+from ..processes.proc import describe_status, send, signal_of, stat_of
 from ..processes.tracker import HURRY, Death, Ending, Group, ProcessTracker, end_all
 from ..state import State
 from ..watch.watch import Hangs, Watch
@@ -128,7 +128,7 @@ class Attempt:
             self._state.set(state="running", phase=self._watch.phase, command=command.pid)
             self._follow(command)
             self._output.look()
-            self._output.tell(last=True)
+            self._output.report(last=True)
             return self._outcome()
 
     def _follow(self, command: Command) -> None:
@@ -164,7 +164,7 @@ class Attempt:
         for ended in command.reap():
             self._tracker.started = command.running
             if ended.status and ended.rank is None:
-                self._control.fail(None, "the command %s" % described(ended.status))
+                self._control.fail(None, "the command %s" % describe_status(ended.status))
             elif ended.status and ended.rank is not None and self._saving is None and self._ending is None:
                 self._died(Death(ended.rank, ended.pid, ended.status))
 
@@ -177,7 +177,7 @@ class Attempt:
                 self._died(death)
         if ticking:
             self._ticked = now
-            self._output.tell()
+            self._output.report()
         if now - self._looked < LOOK:
             return
         self._looked = now
@@ -197,8 +197,8 @@ class Attempt:
     def _died(self, death: Death) -> None:
         if not death.status:
             return
-        text = "rank %d %s" % (death.rank, described(death.status))
-        number = ended_by(death.status)
+        text = "rank %d %s" % (death.rank, describe_status(death.status))
+        number = signal_of(death.status)
         if number in KILLS and self._killed is None:
             self._killed = {"node": self._plan.node, "rank": death.rank, "text": text, "time": round(time.time(), 3)}
         self._control.fail(death.rank, text, signal=number)
@@ -212,7 +212,7 @@ class Attempt:
     def _progress(self, fields: Dict[str, Any]) -> None:
         now = time.monotonic()
         self._watch.progress(fields, now)
-        self._control.moved = now
+        self._control.last_progress = now
         self._step = fields.get("step", self._step)
         self._state.note(**{key: fields[key] for key in ("step", "total", "loss") if key in fields})
         self._metrics.progress(fields)
@@ -244,10 +244,10 @@ class Attempt:
         """This node's outcome; also writes the event ``exit``."""
         status = self._command.status if self._command is not None else None
         rc = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
-        number = None if status is None else ended_by(status)
+        number = None if status is None else signal_of(status)
         ended: Dict[str, Any] = {"rc": rc, "signal": number, "stopped": self._stopped}
         left = self._ending.left if self._ending is not None else []
-        said = dict(ended, **({"left": left} if left else {}), **({"error": error} if error else {}))
-        self._events.emit("exit", **said)
+        fields = dict(ended, **({"left": left} if left else {}), **({"error": error} if error else {}))
+        self._events.emit("exit", **fields)
         known = {"failed": self._control.failure, "killed": self._killed, "step": self._step, "before": self._before}
         return dict(ended, left=left, **known)

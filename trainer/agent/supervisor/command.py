@@ -117,7 +117,7 @@ def start(plan: NodePlan, decision: Dict[str, Any], group: Group) -> Command:
     plan.rank_logs.mkdir(parents=True, exist_ok=True)
     argv, variables = for_attempt(plan, decision.get("port"), decision.get("checkpoint"))
     env = environment(plan.data, variables, dict(os.environ))
-    prepare: List[Callable[[], None]] = [group.entering(), die_with_parent()]
+    prepare: List[Callable[[], None]] = [group.preexec(), die_with_parent()]
 
     def before_exec() -> None:
         for each in prepare:

@@ -118,10 +118,10 @@ def decide_end(plan: NodePlan, offers: Offers, first: Optional[Dict[str, Any]], 
         if not _outcome(offer.get("outcome")) or checkpoint_offers.problem(offer.get("before") or {}):
             raise LinkError("%s did not report how the attempt ended there" % _name(plan, rank))
     verdict = judge({rank: offer["outcome"] for rank, offer in offers.items()}, first, more=more)
-    return dict(verdict, saved=kept(offers) if verdict["state"] == STOPPED else None)
+    return dict(verdict, saved=saved_step(offers) if verdict["state"] == STOPPED else None)
 
 
-def kept(offers: Offers) -> Optional[int]:
+def saved_step(offers: Offers) -> Optional[int]:
     """The step of the newest complete checkpoint, if it was written after the stop request; else None."""
     world_size = sum(offer["processes"] for offer in offers.values())
     before = {rank: offer["before"] for rank, offer in offers.items() if offer.get("before") is not None}

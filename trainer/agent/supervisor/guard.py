@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Optional
 from .. import state as states
 from ..events import Events
 from ..node_plan import NodePlan
-from ..processes.proc import adopt_orphans, described
+from ..processes.proc import adopt_orphans, describe_status
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL after the supervisor's end
 RETURN = 4.0  # seconds in which the other agents reconnect to receive the failure
@@ -45,7 +45,7 @@ def run(plan: NodePlan, ready: Callable[[Dict[str, Any]], None], echo: Optional[
         text = "the run %s is already running on %s (process %s)" % (plan.run, plan.node, who.get("pid"))
         ready({"started": False, "error": text})
         return 1
-    states.forget(plan.logs)
+    states.delete_request(plan.logs)
     adopt_orphans()
     ours, theirs = os.pipe()
     guard = os.getpid()
@@ -139,7 +139,7 @@ class _Guard:
         if os.WIFEXITED(status):
             text = "the agent crashed; its traceback is in %s" % (self._plan.logs / "agent.log")
         else:
-            text = "the agent %s" % described(status)
+            text = "the agent %s" % describe_status(status)
         self._clean(text)
         return 1
 
@@ -157,13 +157,13 @@ class _Guard:
 
     def _clean(self, text: str) -> None:
         """End the run on this node, inform the others, and write the end."""
-        told = threading.Thread(target=self._tell, args=(text,), name="tell", daemon=True)
-        told.start()
+        report = threading.Thread(target=self._report, args=(text,), name="report", daemon=True)
+        report.start()
         left = end_here(self._plan, GRACE, adopter=os.getpid())
-        told.join(RETURN + 1)
+        report.join(RETURN + 1)
         finish(self._plan, "failed", {"node": self._plan.node, "rank": None, "text": text}, left, self._echo)
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         """Inform the other agents instead of the supervisor. Otherwise they notice only after some seconds."""
         if self._plan.data.link is None:
             return
@@ -175,7 +175,7 @@ class _Guard:
         except LinkError as error:
             sys.stderr.write("%s\n" % error)
             return
-        link.tell("failed", attempt=states.read(self._plan.logs).get("attempt", 1), failed=None, text=text)
+        link.send("failed", attempt=states.read(self._plan.logs).get("attempt", 1), failed=None, text=text)
         link.close()
 
 
@@ -196,8 +196,8 @@ def finish(
     known = states.read(plan.logs)
     events = Events(plan.logs, echo)
     events.attempt = int(known.get("attempt") or 1)
-    said: Dict[str, Any] = {"rc": None, "signal": None, "stopped": state == "stopped"}
-    events.emit("exit", **said, **({"left": left} if left else {}))
+    outcome: Dict[str, Any] = {"rc": None, "signal": None, "stopped": state == "stopped"}
+    events.emit("exit", **outcome, **({"left": left} if left else {}))
     events.emit("end", state=state, why=why, step=known.get("step"), saved=False)
     events.close()
     written = states.State(plan.logs, **{key: value for key, value in known.items() if key not in _FRESH})

@@ -33,7 +33,7 @@ BEFORE = (STARTING, LOADING, TOKENIZING)  # the phases before the first step
 SETTLE = 2.0  # seconds by which a step may be read after a later announcement
 
 # The frameworks' own output. trainer.py and similar names are files of transformers 4.57 and 5.6.
-ANNOUNCED = (
+ANNOUNCEMENTS = (
     ("***** Running training *****", TRAINING),  # trainer.py; LLaMA-Factory's train/ppo/trainer.py
     ("***** Running ", EVALUATING),  # trainer.py, evaluation_loop: "Evaluation", "Prediction"
     ("Training completed. Do not forget", FINISHING),  # trainer.py
@@ -72,16 +72,16 @@ ANNOUNCED = (
 EVALUATED = ("'eval_loss': ", "'eval_runtime': ", "***** eval metrics *****")  # trainer.py: an evaluation finished
 TRAINER_STEP = "{'loss': "  # trainer_callback.py: the Trainer's own line for every step that is logged
 
-_SAID = re.compile(r"\bclusterctl: phase (\w+)")
+_PHASE_LINE = re.compile(r"\bclusterctl: phase (\w+)")
 
 
-def announced(text: str) -> Optional[str]:
+def announced_phase(text: str) -> Optional[str]:
     """The phase that a line announces, or None."""
     if "clusterctl: phase " in text:
-        said = _SAID.search(text)
-        if said and said.group(1) in NAMES:
-            return said.group(1)
-    for words, phase in ANNOUNCED:
+        found = _PHASE_LINE.search(text)
+        if found and found.group(1) in NAMES:
+            return found.group(1)
+    for words, phase in ANNOUNCEMENTS:
         if words in text:  # plain searches: a pattern with this many alternatives takes ten times as long
             return phase
     return None
@@ -90,32 +90,35 @@ def announced(text: str) -> Optional[str]:
 class Phases:
     """The phase of a run. ``now`` is any clock that only goes forward, in seconds.
 
-    ``current``: the phase. ``spoken``: the run announces its phases, so ``training`` is exact. ``said``: it announces
-    them with clusterctl's own line. ``finished``: the last step is finished.
+    Attributes:
+        current: the phase.
+        announces: whether the run announces its phases, so that ``training`` is exact.
+        uses_phase_lines: whether it announces them with clusterctl's own line.
+        finished: whether the last step is finished.
     """
 
     def __init__(self) -> None:
         self.current = STARTING
-        self.spoken = False
-        self.said = False
+        self.announces = False
+        self.uses_phase_lines = False
         self.finished = False
         self._since = 0.0
 
     def line(self, text: str, now: float) -> None:
         """Take a line of any rank."""
-        phase = announced(text)
+        phase = announced_phase(text)
         if phase is not None:
-            self.said = self.said or "clusterctl: phase " in text
-            if phase in BEFORE and self.current not in BEFORE and not self.said:
+            self.uses_phase_lines = self.uses_phase_lines or "clusterctl: phase " in text
+            if phase in BEFORE and self.current not in BEFORE and not self.uses_phase_lines:
                 return  # a save reads the configuration again: peft checks whether the vocabulary has grown
             self._begin(phase, now)
         elif any(words in text for words in EVALUATED):
-            self._goes_on(now)
+            self._continue(now)
 
     def step(self, now: float, last: bool = False) -> None:
         """Record a step; ``last``: it was the last one."""
         self.finished = self.finished or last
-        self._goes_on(now)
+        self._continue(now)
 
     def progress(self, event: Dict[str, Any], now: float) -> None:
         """Take the fields of a progress event."""
@@ -124,12 +127,12 @@ class Phases:
 
     def _begin(self, phase: str, now: float) -> None:
         if phase == TRAINING:
-            self.spoken, self.finished = True, False
+            self.announces, self.finished = True, False
         elif phase == FINISHING:
             self.finished = True
         self.current, self._since = phase, now
 
-    def _goes_on(self, now: float) -> None:
+    def _continue(self, now: float) -> None:
         if self.current in (EVALUATING, SAVING) and now - self._since < SETTLE:
             return
         self.current = FINISHING if self.finished else TRAINING

@@ -47,7 +47,7 @@ class Silence:
         self.step: Optional[int] = None
         self.steps = 0  # that were seen
         self.stepped: Optional[float] = None  # when the last one was seen
-        self.heard = 0.0  # a step, a line, a byte
+        self.last_sign = 0.0  # a step, a line, a byte
         self._moved = 0.0  # real reading or writing
         self._measured: Optional[Tuple[float, Dict[int, Tuple[int, int]]]] = None  # bytes and ticks of each process
         self._paced: Optional[float] = None  # the last step whose time counts
@@ -59,12 +59,12 @@ class Silence:
 
     def start(self, now: float) -> None:
         """Restart the measurement: at the first look, and after a delay of the agent."""
-        self.heard = self._moved = now
+        self.last_sign = self._moved = now
         self._measured = self._paced = None
 
     def line(self, rank: Optional[int], text: str, now: float) -> None:
         """Take a line of a rank, or of the launcher (None)."""
-        self.heard = now
+        self.last_sign = now
         self.phases.line(text, now)
         self._mix()
         if self._events:
@@ -77,11 +77,11 @@ class Silence:
             self._speaker = rank
         if rank == self._speaker and (number is None or number != self.step):
             self.phases.step(now)
-            self._step(self.step if number is None else number, now, paced=trainers or self.phases.said)
+            self._step(self.step if number is None else number, now, paced=trainers or self.phases.uses_phase_lines)
 
     def progress(self, event: Dict[str, Any], now: float) -> None:
         """Take the fields of a progress event."""
-        self.heard = now
+        self.last_sign = now
         if not self._events:
             self._events = True
             self._paced = None
@@ -108,18 +108,18 @@ class Silence:
         training = self.phases.current == phases.TRAINING
         if training and self.steps and self._after:
             return float(self._after), True
-        if training and self.phases.spoken and len(self._paces) >= STEPS:
+        if training and self.phases.announces and len(self._paces) >= STEPS:
             return max(PACE * _median(self._paces), SHORT, min(2 * self._longest, LONG)), True
         return max(LONG, float(self._after or 0)), False
 
     def judge(self, members: Dict[int, Stat], now: float) -> Optional[str]:
         """The reason why the run counts as hanging, or None. ``members`` are its living processes."""
-        if now - self.heard >= QUIET:
+        if now - self.last_sign >= QUIET:
             self._measure(members, now)
         else:
             self._measured = None
         limit, strict = self.limit()
-        silent = now - (self.heard if strict else max(self.heard, self._moved))
+        silent = now - (self.last_sign if strict else max(self.last_sign, self._moved))
         if silent < limit:
             return None
         if strict:
@@ -135,7 +135,7 @@ class Silence:
         amounts = {}
         for pid in members:
             stat = self._proc.stat(pid)
-            amounts[pid] = (self._proc.moved(pid), stat.ticks if stat else 0)
+            amounts[pid] = (self._proc.bytes_moved(pid), stat.ticks if stat else 0)
         if self._measured is not None:
             then, before = self._measured
             both = [(amount, before[pid]) for pid, amount in amounts.items() if pid in before]
