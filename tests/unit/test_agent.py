@@ -232,7 +232,7 @@ sys.stderr.write("\ndone\n\n20%\r40%\r\nunfinished")
 
 
 def test_only_rank_0_follows_the_trainers_log(tmp_path):
-    from trainer.agent.node_plan import NodePlan
+    from trainer.agent.run_files import NodePlan
 
     plans = [NodePlan(plan_of(node_rank=rank, progress="log.jsonl"), tmp_path, tmp_path) for rank in range(2)]
     assert [plan.progress for plan in plans] == [tmp_path / "log.jsonl", None]
@@ -240,8 +240,7 @@ def test_only_rank_0_follows_the_trainers_log(tmp_path):
 
 def test_what_grows_is_heard_line_or_not(tmp_path):
     """A progress bar is no line until it ends, and yet a sign of life: of the launcher's, and of a rank's own log."""
-    from trainer.agent.events import Events
-    from trainer.agent.node_plan import NodePlan
+    from trainer.agent.run_files import Events, NodePlan
     from trainer.agent.supervisor.output import Output
 
     heard = []
@@ -352,7 +351,6 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(run):
 @pytest.fixture
 def eventing(tmp_path):
     """The module ``events`` with a disk of our own: ``room`` bytes are left on it."""
-    from trainer.agent import events
 
     class Disk:
         room = 1 << 30
@@ -406,7 +404,6 @@ def test_events_of_a_disk_that_stays_full_stay_few(eventing):
 
 
 def test_the_state_on_a_full_disk(tmp_path, monkeypatch):
-    from trainer.agent import state
 
     kept = state.State(tmp_path, pid=1)
     kept.set(state="running")
@@ -464,7 +461,7 @@ def probe(*arguments, env=None):
 
 @pytest.fixture
 def probing():
-    from trainer.agent.node import probe as module
+    from trainer.agent import probe as module
 
     return module
 

@@ -15,12 +15,11 @@ import pytest
 sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
 from agents import plan_of
-
-from trainer.agent.link import copies, frames
+from 
+from trainer.agent.link import copies, protocol
 from trainer.agent.link.copies import TEMPORARY, parts_of, pump, receive, serve
-from trainer.agent.link.frames import CopyError, Stream
-from trainer.agent.link.handshake import Caller, Host
 from trainer.agent.link.link import Link
+from trainer.agent.link.protocol import Caller, CopyError, Host, Stream
 
 
 @pytest.fixture

@@ -20,20 +20,22 @@ from agents import plan_of
 
 from trainer.agent.link import copies
 from trainer.agent.link.endpoint import Peer
-from trainer.agent.link.frames import (
+from trainer.agent.link.hub import BURST, LEAST, RATE, ROOM, SHARE, Allowance, PendingConnection, PendingConnections
+from trainer.agent.link.link import Link, LinkError
+from trainer.agent.link.protocol import (
     HEAD,
     MESSAGE,
+    Caller,
     Connection,
     CopyError,
+    Host,
     InvalidMessageError,
     Seal,
     Stream,
+    UnknownPeerError,
     encode,
     parse,
 )
-from trainer.agent.link.handshake import Caller, Host, UnknownPeerError
-from trainer.agent.link.hub import BURST, LEAST, RATE, ROOM, SHARE, Allowance, PendingConnection, PendingConnections
-from trainer.agent.link.link import Link, LinkError
 
 TOKEN = "t" * 64
 

@@ -23,9 +23,18 @@ from trainer.agent.link import endpoint, spoke  # noqa: E402
 from trainer.agent.link import hub as hubs  # noqa: E402
 from trainer.agent.link import link as links  # noqa: E402
 from trainer.agent.link.endpoint import WAITING, Peer  # noqa: E402
-from trainer.agent.link.frames import Connection, InvalidMessageError, encode, parse  # noqa: E402
-from trainer.agent.link.handshake import Caller, Host, RefusedError, UnknownPeerError, check_welcome  # noqa: E402
 from trainer.agent.link.link import Link, LinkError  # noqa: E402
+from trainer.agent.link.protocol import (  # noqa: E402
+    Caller,
+    Connection,
+    Host,
+    InvalidMessageError,
+    RefusedError,
+    UnknownPeerError,
+    check_welcome,
+    encode,
+    parse,
+)
 
 PYTHON = os.environ.get("AGENT_PYTHON", sys.executable)  # to try the agent under an older Python
 TOKEN = "0123456789abcdef" * 4

@@ -203,9 +203,9 @@ def test_a_port_of_the_link_that_is_taken(runs):
 BREAKS = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from trainer.agent.commands import start
+from trainer.agent import start
 from trainer.agent.link.spoke import Spoke
-from trainer.agent.node_plan import load
+from trainer.agent.run_files import load_plan
 more = Spoke._more
 Spoke._more = lambda *given: 1 / 0 if os.path.exists("break") else more(*given)
 sys.exit(start.run(load(sys.argv[2])))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from trainer.agent import silence
 from trainer.agent.reader import step as step_of
-from trainer.agent.watch import phases
 
 # Lines as they come, with the prefixes that each framework puts before its words.
 LINES = [
@@ -45,7 +45,7 @@ LINES = [
 
 @pytest.mark.parametrize(("text", "phase"), LINES)
 def test_what_a_line_announces(text, phase):
-    assert phases.announced_phase(text) == phase
+    assert silence.announced_phase(text) == phase
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_step_in_a_line(text, step):
 
 def said(*texts):
     """The phases after lines, ten seconds apart."""
-    known = phases.Phases()
+    known = silence.Phases()
     for number, text in enumerate(texts):
         known.line(text, 10.0 * number)
     return known
@@ -75,7 +75,7 @@ def test_nothing_is_known_at_first():
 
 
 def test_a_whole_run_of_llamafactory():
-    known = phases.Phases()
+    known = silence.Phases()
     seen = []
     for number, (text, _) in enumerate(LINES[:-5]):
         known.line(text, 10.0 * number)
@@ -108,7 +108,7 @@ def test_the_end_of_an_evaluation():
 
 
 def test_a_step_begins_training_without_a_word():
-    known = phases.Phases()
+    known = silence.Phases()
     known.progress({"step": 1, "total": 9}, 0.5)
     assert (known.current, known.announces) == ("training", False)
 
@@ -122,7 +122,7 @@ def test_the_last_step_finishes():
 
 
 def test_a_step_is_not_the_last_unless_it_is_said():
-    known = phases.Phases()
+    known = silence.Phases()
     known.step(1.0)
     assert (known.current, known.finished) == ("training", False)
 
@@ -149,4 +149,4 @@ def test_lines_are_cheap():
     import timeit
 
     text = "x" * 4096
-    assert timeit.timeit(lambda: phases.announced_phase(text) or step_of(text), number=200) / 200 < 0.001
+    assert timeit.timeit(lambda: silence.announced_phase(text) or step_of(text), number=200) / 200 < 0.001

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
-from trainer.agent.processes import proc, tracker
+from trainer.agent import processes, tracker
 from trainer.agent.supervisor.decisions import judge
 
 ABORTED = {"node": "a", "rank": 0, "text": "rank 0 was killed by SIGABRT", "signal": "SIGABRT", "time": 5.0}
@@ -56,7 +56,7 @@ def rank():
 
 def shown_as(monkeypatch, pid, **changes):
     """What /proc says of one process, but for some fields."""
-    true = proc.stat_of
+    true = processes.stat_of
 
     def stat_of(asked):
         stat = true(asked)
@@ -85,5 +85,5 @@ def test_the_end_of_a_process_is_read_from_its_flags(monkeypatch):
         "0 0 0 0 0 0 0 16781312 2 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 9"
     )
     monkeypatch.setattr(proc, "read", lambda _: line.encode())
-    stat = proc.stat_of(985)
+    stat = processes.stat_of(985)
     assert (stat.state, stat.leaving, stat.status) == ("R", True, 9)

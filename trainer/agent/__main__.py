@@ -10,7 +10,7 @@
     python -I agent stop plan.json [--save] [--who TEXT] [--patience SECONDS]
     python -I agent run plan.json
 
-``probe`` prints one JSON object (see ``node/probe.py``). It exits with 0, also when the object's ``error`` says that
+``probe`` prints one JSON object (see ``probe.py``). It exits with 0, also when the object's ``error`` says that
 the node cannot take part.
 
 ``start`` reads the plan (``contract/plan.py``) and starts a daemon that outlives this command and its session. When the
@@ -33,10 +33,10 @@ Events, each with ``event``, ``time`` in seconds since the epoch, and ``attempt`
 ``started`` ``pid``                                 the command is running
 ``log`` ``rank line``                               a complete line; rank null: the launcher
 ``progress`` ``step total loss lr epoch …``         a line of the trainer's own log; null: not a finite number
-``phase`` ``phase``                                 what the run is doing, see ``watch/phases.py``
+``phase`` ``phase``                                 what the run is doing, see ``silence.py``
 ``dropped`` ``lines``                               lines dropped because they came too fast or the disk was full
 ``notice`` ``text level``                           a warning while the run continues; level "info": no problem
-``hang`` ``kind rank text stacks``                  see ``watch/watch.py``
+``hang`` ``kind rank text stacks``                  see ``hangs.py``
 ``peer`` ``node state text``                        another agent's message, or that it is lost, gone or back
 ``exit`` ``rc signal stopped``                      the attempt ended here; ``rc`` is null and ``signal`` "SIGKILL"
                                                     after a signal; ``error``: why it could not start; ``left``:
@@ -72,22 +72,22 @@ def main(arguments: Optional[List[str]] = None) -> int:
     gc.set_threshold(10_000)  # the default collects 26 times during the imports and frees nothing
     options = _parser().parse_args(arguments)
     if options.command == "probe":
-        from .node import probe  # noqa: PLC0415
+        from . import probe  # noqa: PLC0415
 
         return _print(probe.facts(options.master, options.rank, port=options.port, folder=options.folder))
     if options.command == "digest":
-        from .node import digests  # noqa: PLC0415
+        from . import talk  # noqa: PLC0415
 
-        return _print(digests.digests(options.paths, options.patience))
+        return _print(talk.digests(options.paths, options.patience))
     if options.command == "talk":
-        from .node import talk  # noqa: PLC0415
+        from . import talk  # noqa: PLC0415
 
         return talk.talk(options.paths, options.patience)
     from .contract.plan import PlanError  # noqa: PLC0415
-    from .node_plan import load  # noqa: PLC0415
+    from .run_files import load_plan  # noqa: PLC0415
 
     try:
-        return _do(options, load(options.plan))
+        return _do(options, load_plan(options.plan))
     except PlanError as error:
         sys.stderr.write("agent: %s\n" % error)
         return 2
@@ -97,18 +97,18 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
 def _do(options: argparse.Namespace, plan: Any) -> int:
     if options.command == "follow":
-        from .commands.follow import follow  # noqa: PLC0415
+        from .follow import follow  # noqa: PLC0415
 
         return follow(plan, options.offset)
     if options.command == "stop":
-        from .commands.stop import RefusedError, stop  # noqa: PLC0415
+        from .stop import RefusedError, stop  # noqa: PLC0415
 
         try:
             answer = stop(plan, save=options.save, who=options.who, patience=options.patience)
         except RefusedError as error:
             return _print({"event": "stopped", "error": str(error)}, 1)
         return _print(answer, 1 if answer["left"] or answer["gpu"] or not answer["port_free"] else 0)
-    from .commands import start  # noqa: PLC0415
+    from . import start  # noqa: PLC0415
 
     if options.command == "start":
         answer = start.start(plan)
@@ -120,7 +120,7 @@ def _refuse(path: str, error: PermissionError) -> int:
     """Report the owner of a plan that is not readable, or of a folder that is not writable."""
     text = str(error)
     try:
-        from .commands.stop import refusal  # noqa: PLC0415
+        from .stop import refusal  # noqa: PLC0415
 
         text = refusal(Path(path).stat().st_uid)
     except OSError:

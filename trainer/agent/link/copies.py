@@ -10,7 +10,7 @@ connection has its own thread, so the link's heartbeats continue meanwhile.
     sender    {"size": 123, "mtime": 1700000000000000000}  and 123 bytes in pieces  and {"end": true}
           or  {"error": why}
 
-Each message and each piece is a frame with a MAC (see ``frames.py``). A byte that another host changed ends the
+Each message and each piece is a frame with a MAC (see ``protocol.py``). A byte that another host changed ends the
 connection before it is written.
 
 A name is relative to the shared folder. No part of it may be ``..`` or a symlink, on either side. A file is written
@@ -31,8 +31,21 @@ import time
 from typing import Any, Callable, Counter, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from .endpoint import whole
-from .frames import LINE, PIECE, SILENCE, CopyError, InvalidMessageError, Session, Stream
-from .handshake import DEADLINE, HELLO, Caller, RefusedError, UnknownPeerError, check_welcome
+from .protocol import (
+    DEADLINE,
+    HELLO,
+    LINE,
+    PIECE,
+    SILENCE,
+    Caller,
+    CopyError,
+    InvalidMessageError,
+    RefusedError,
+    Session,
+    Stream,
+    UnknownPeerError,
+    check_welcome,
+)
 
 TEMPORARY = ".clusterctl-copy-"  # prefix of the name of a file that is being written
 

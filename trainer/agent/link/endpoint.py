@@ -21,8 +21,7 @@ import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from ..contract.plan import Link, Plan
-from .frames import MESSAGE, READ, Connection, EndedError, InvalidMessageError, encode
-from .handshake import RefusedError, UnknownPeerError
+from .protocol import MESSAGE, READ, Connection, EndedError, InvalidMessageError, RefusedError, UnknownPeerError, encode
 
 TICK = 0.25  # seconds between looks at the clock
 HURRY = 0.05  # the same, while a connection is missing

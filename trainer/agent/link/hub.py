@@ -23,8 +23,19 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..contract.plan import Link, Plan
 from .endpoint import End, Peer, whole
-from .frames import MESSAGE, Connection, EndedError, InvalidMessageError, Session, encode
-from .handshake import CLAIM, DEADLINE, HELLO, Host, UnknownPeerError
+from .protocol import (
+    CLAIM,
+    DEADLINE,
+    HELLO,
+    MESSAGE,
+    Connection,
+    EndedError,
+    Host,
+    InvalidMessageError,
+    Session,
+    UnknownPeerError,
+    encode,
+)
 
 BURST = 32 << 20  # bytes at once; the largest message has 16 MiB
 RATE = 4 << 20  # bytes per second in the long run

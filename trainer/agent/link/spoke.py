@@ -11,8 +11,19 @@ from typing import Any, Callable, Dict, Optional, Tuple
 
 from ..contract.plan import Link, Plan
 from .endpoint import End, Peer, whole
-from .frames import MESSAGE, Connection, InvalidMessageError, encode
-from .handshake import CLAIM, DEADLINE, HELLO, Caller, RefusedError, UnknownPeerError, check_welcome
+from .protocol import (
+    CLAIM,
+    DEADLINE,
+    HELLO,
+    MESSAGE,
+    Caller,
+    Connection,
+    InvalidMessageError,
+    RefusedError,
+    UnknownPeerError,
+    check_welcome,
+    encode,
+)
 
 SOON = 0.05  # seconds before the second try; doubled each time
 LATER = 0.5  # at most

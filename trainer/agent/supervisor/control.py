@@ -13,9 +13,7 @@ import signal
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from .. import state as states
-from ..events import Events
-from ..node_plan import NodePlan
+from ..run_files import Events, NodePlan, read_request
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOST_AFTER = 60.0  # seconds of silence, where the plan has no limit
@@ -114,7 +112,7 @@ class Control:
         for number in numbers & set(STOPPING):
             self.request_stop(Stop(False, "signal %s" % signal.Signals(number).name))
         if signal.SIGUSR1 in numbers:
-            request = states.read_request(self._plan.logs)
+            request = read_request(self._plan.logs)
             if request is not None:
                 self.request_stop(Stop(bool(request.get("save")), str(request.get("who") or "an unknown user")))
         if self._guard is not None and _ended(self._guard):

@@ -21,7 +21,7 @@ from ..checkpoints import selection
 from ..contract import offers as checkpoint_offers
 from ..contract.offers import file_name, folder_name, number, text
 from ..link.link import LinkError
-from ..node_plan import NodePlan
+from ..run_files import NodePlan
 
 Outcomes = Dict[int, Dict[str, Any]]
 
@@ -87,7 +87,7 @@ def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> D
     world_size = sum(offer["processes"] for offer in offers.values())
     decision: Dict[str, Any] = {"checkpoint": None, "port": plan.data.port, "world_size": world_size}
     if number > 1 and decision["port"] is not None:
-        from ..node.probe import free_port  # noqa: PLC0415 - most runs have one attempt
+        from ..probe import free_port  # noqa: PLC0415 - most runs have one attempt
 
         # Processes that were just ended may hold the last attempt's port for a while.
         host = plan.host or plan.data.env.get("MASTER_ADDR") or "127.0.0.1"

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 import contextlib
 import time
 
-from ..events import Events
-from ..node_plan import NodePlan
+from ..run_files import Events, NodePlan
 
 LINE = 4096  # bytes of a line that are kept
 STEP = 256 << 10  # bytes read from a file at a time

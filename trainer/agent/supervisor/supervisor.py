@@ -10,12 +10,10 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, Optional
 
-from ..events import Events
-from ..link.frames import CopyError
 from ..link.link import Link, LinkError
-from ..node_plan import NodePlan
-from ..processes.tracker import STUBBORN
-from ..state import State
+from ..link.protocol import CopyError
+from ..run_files import Events, NodePlan, State
+from ..tracker import STUBBORN
 from .attempt import Attempt
 from .control import Control
 from .decisions import (

@@ -2,11 +2,11 @@
 
 Reading all of /proc takes tens of milliseconds on a large machine. So ``ProcessTracker`` does not read a foreign
 process again, and waits longer between looks the more the last one cost. ``ProcessTracker.all`` is exact: it reads all
-of /proc with ``proc.members``.
+of /proc with ``processes.members``.
 
 Where this user may create a cgroup (v2 only; in practice root's runs), the run's processes are in it, and cannot leave
 it. No controller is enabled: the cgroup is a list of processes that the kernel keeps, and a way to kill all of them at
-once. Elsewhere the marks of ``proc.py`` suffice.
+once. Elsewhere the marks of ``processes.py`` suffice.
 
 Ending a run sends SIGTERM, after a grace period SIGKILL, until all of /proc shows no process of the run.
 """
@@ -21,7 +21,19 @@ import signal
 import time
 from typing import Callable, Dict, List, NamedTuple, Optional, Set
 
-from .proc import Stat, environment_of, has_mark, members, open_pidfd, own_ancestry, pids, read, reap_all, send, stat_of
+from .processes import (
+    Stat,
+    environment_of,
+    has_mark,
+    members,
+    open_pidfd,
+    own_ancestry,
+    pids,
+    read,
+    reap_all,
+    send,
+    stat_of,
+)
 
 BUSY = 1.0  # seconds in which the kernel removes processes that have exited
 RETRY = 0.01  # seconds between tries

@@ -18,9 +18,9 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from ..contract.untrusted import UntrustedError, parse_object
-from ..node_plan import NodePlan
-from ..supervisor import guard
+from .contract.untrusted import UntrustedError, parse_object
+from .run_files import NodePlan
+from .supervisor import guard
 
 PATIENCE = 5.0  # seconds for an answer of logind
 _MOST = 4096  # highest descriptor that this process may have open: it opens few
@@ -173,7 +173,7 @@ def start(plan: NodePlan) -> Dict[str, Any]:
     answer = other = ""
     if before:
         flags = "-IB" if sys.dont_write_bytecode else "-I"
-        argv = [sys.executable, flags, str(Path(__file__).absolute().parents[1]), "daemon", str(plan.path)]
+        argv = [sys.executable, flags, str(Path(__file__).absolute().parent), "daemon", str(plan.path)]
         answer, other = spawn([*before, *argv, *(["--notice", notice] if notice else [])])
         if not answer:  # the user's systemd cannot be reached: start without it
             notice = "%s; systemd-run cannot move it out of the session: %s" % (
