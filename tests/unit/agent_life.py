@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 
 from agents import plan_of
-from trainer.agent.processes.proc import Stat
+
+from trainer.agent import hangs, processes
+from trainer.agent.processes import Stat
 
 RUNNING = "[INFO|trainer.py:2519] >> ***** Running training *****"
 EVALUATING = "[INFO|trainer.py:4643] >> ***** Running Evaluation *****"

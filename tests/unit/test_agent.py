@@ -253,7 +253,7 @@ def test_what_grows_is_heard_line_or_not(tmp_path):
     os.write(ours, b"\r3%")
     output.look()
     output.take(theirs)
-    output.tell()
+    output.report()
     assert [said for said in heard if said[1]] == [(None, 3), (5, 8)]
     os.close(ours)
     os.close(theirs)
@@ -350,7 +350,8 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(run):
 
 @pytest.fixture
 def eventing(tmp_path):
-    """The module ``events`` with a disk of our own: ``room`` bytes are left on it."""
+    """The module ``run_files`` with a disk of our own: ``room`` bytes are left on it."""
+    from trainer.agent import run_files
 
     class Disk:
         room = 1 << 30
@@ -366,9 +367,9 @@ def eventing(tmp_path):
             return getattr(os, name)
 
     disk = Disk()
-    kept, events.os = events.os, disk
-    yield events.Events(tmp_path), disk, tmp_path / events.NAME
-    events.os = kept
+    kept, run_files.os = run_files.os, disk
+    yield run_files.Events(tmp_path), disk, tmp_path / run_files.EVENTS
+    run_files.os = kept
 
 
 def told(path):
@@ -404,12 +405,13 @@ def test_events_of_a_disk_that_stays_full_stay_few(eventing):
 
 
 def test_the_state_on_a_full_disk(tmp_path, monkeypatch):
+    from trainer.agent import run_files
 
-    kept = state.State(tmp_path, pid=1)
+    kept = run_files.State(tmp_path, pid=1)
     kept.set(state="running")
     monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     kept.set(state="failed", why={"node": "n0", "rank": 3, "text": "x" * 100})
-    assert state.read(tmp_path)["why"]["rank"] == 3
+    assert run_files.read_state(tmp_path)["why"]["rank"] == 3
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 

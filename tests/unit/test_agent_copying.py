@@ -15,7 +15,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
 from agents import plan_of
-from 
+
 from trainer.agent.link import copies, protocol
 from trainer.agent.link.copies import TEMPORARY, parts_of, pump, receive, serve
 from trainer.agent.link.link import Link
@@ -308,8 +308,8 @@ def test_a_file_that_becomes_shorter_is_never_taken_for_whole(tmp_path):
 
 def test_silence_ends_a_copy(monkeypatch):
     monkeypatch.setattr(copies, "SILENCE", 0.2)
-    monkeypatch.setattr(frames, "SILENCE", 0.2)
-    monkeypatch.setattr(frames, "CANCEL_CHECK", 0.05)
+    monkeypatch.setattr(protocol, "SILENCE", 0.2)
+    monkeypatch.setattr(protocol, "CANCEL_CHECK", 0.05)
     one, other = streams()
     three, four = streams()
     with one.sock, other.sock, three.sock, four.sock:

@@ -256,14 +256,14 @@ def test_a_file_that_names_a_rank_which_no_run_has_costs_no_memory(rank, why):
 
 @pytest.mark.parametrize("data", [NESTED, b"[]", b"", b"\xff", b'{"pid": ' + b"1" * 5000 + b"}", b" " * (2 << 20)])
 def test_a_state_or_a_request_that_is_none_counts_as_none(tmp_path, data):
-    for name in (run_files.NAME, run_files.REQUEST):
+    for name in (run_files.STATE, run_files.REQUEST):
         (tmp_path / name).write_bytes(data)
     assert run_files.read_state(tmp_path) == {}
     assert run_files.read_request(tmp_path) is None
 
 
 def test_of_a_state_of_gigabytes_only_the_beginning_is_read(tmp_path):
-    with (tmp_path / run_files.NAME).open("wb") as file:
+    with (tmp_path / run_files.STATE).open("wb") as file:
         file.truncate(3 << 30)  # sparse
     assert run_files.read_state(tmp_path) == {}
 

@@ -208,7 +208,7 @@ from trainer.agent.link.spoke import Spoke
 from trainer.agent.run_files import load_plan
 more = Spoke._more
 Spoke._more = lambda *given: 1 / 0 if os.path.exists("break") else more(*given)
-sys.exit(start.run(load(sys.argv[2])))
+sys.exit(start.run(load_plan(sys.argv[2])))
 """
 
 

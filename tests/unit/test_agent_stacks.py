@@ -192,8 +192,8 @@ def test_a_py_spy_that_cannot_pause_is_asked_again_without(tmp_path, ranks):
 
 
 def test_a_py_spy_that_hangs_is_not_waited_for(tmp_path, ranks, monkeypatch):
-    monkeypatch.setattr(stacks, "PATIENCE", 0.5)
-    monkeypatch.setattr(stacks, "AGAIN", 0.5)
+    monkeypatch.setattr(hangs, "PATIENCE", 0.5)
+    monkeypatch.setattr(hangs, "AGAIN", 0.5)
     script(tmp_path / "bin" / "py-spy", "exec sleep 600\n")
     began = time.monotonic()
     found = hangs.collect_stacks(members(ranks), 0, str(tmp_path))
