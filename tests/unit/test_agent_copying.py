@@ -16,10 +16,10 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 
 from agents import plan_of
 
-from trainer.agent.link import copies, protocol
+from trainer.agent.link import CopyError, copies, protocol
 from trainer.agent.link.copies import TEMPORARY, parts_of, pump, receive, serve
 from trainer.agent.link.link import Link
-from trainer.agent.link.protocol import Caller, CopyError, Host, Stream
+from trainer.agent.link.protocol import Caller, Host, Stream
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from trainer.agent.checkpoints.files import look
 from trainer.agent.contract import offers
 from trainer.agent.contract.plan import PlanError
 from trainer.agent.follow import Follower
-from trainer.agent.link.link import LinkError
+from trainer.agent.link import LinkError
 from trainer.agent.run_files import NodePlan
 from trainer.agent.supervisor import control
 from trainer.agent.supervisor.control import Control

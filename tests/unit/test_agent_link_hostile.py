@@ -18,10 +18,10 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 
 from agents import plan_of
 
-from trainer.agent.link import copies
+from trainer.agent.link import LinkError, copies
 from trainer.agent.link.endpoint import Peer
 from trainer.agent.link.hub import BURST, LEAST, RATE, ROOM, SHARE, Allowance, PendingConnection, PendingConnections
-from trainer.agent.link.link import Link, LinkError
+from trainer.agent.link.link import Link
 from trainer.agent.link.protocol import (
     HEAD,
     MESSAGE,

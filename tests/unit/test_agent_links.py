@@ -19,11 +19,11 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 from agents import plan_of  # noqa: E402
 
-from trainer.agent.link import endpoint, spoke  # noqa: E402
+from trainer.agent.link import LinkError, endpoint, spoke  # noqa: E402
 from trainer.agent.link import hub as hubs  # noqa: E402
 from trainer.agent.link import link as links  # noqa: E402
 from trainer.agent.link.endpoint import WAITING, Peer  # noqa: E402
-from trainer.agent.link.link import Link, LinkError  # noqa: E402
+from trainer.agent.link.link import Link  # noqa: E402
 from trainer.agent.link.protocol import (  # noqa: E402
     Caller,
     Connection,
@@ -228,7 +228,8 @@ def kinds(link):
 
 
 def test_sixteen_agents_meet_at_once_and_all_get_what_rank_0_decides(cluster, monkeypatch):
-    monkeypatch.setattr(links, "LOOK", 600.0)  # nobody who waits looks again: what comes wakes it
+    for module in (hubs, spoke):
+        monkeypatch.setattr(module, "LOOK", 600.0)  # nobody who waits looks again: what comes wakes it
     agents = cluster(16)
     asked = []
     for rank in reversed(range(16)):  # rank 0 comes last

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.agent import hangs
+from trainer.agent import stacks
 from trainer.agent.processes import stat_of
 
 RECORDED = Path(__file__).parent / "recorded_runs" / "watch"
@@ -56,19 +56,19 @@ READING = in_python("item_of (job.py:33)", "train (job.py:20)")  # waits for the
 def test_recorded(name, ranks, odd):
     texts = recorded(name)
     assert sorted(texts) == list(range(ranks))
-    assert hangs.outliers(texts) == odd
+    assert stacks.outliers(texts) == odd
 
 
 def test_recorded_without_the_odd_one():
     texts = recorded("loader-4")
     del texts[2]
-    assert hangs.outliers(texts) == []
+    assert stacks.outliers(texts) == []
 
 
 def test_a_stopped_rank_is_always_the_odd_one():
     texts = recorded("loader-4")
     texts[0] = texts[0].replace("state S", "state T", 1)
-    assert hangs.outliers(texts) == [0]
+    assert stacks.outliers(texts) == [0]
 
 
 @pytest.mark.parametrize(
@@ -92,21 +92,21 @@ def test_a_stopped_rank_is_always_the_odd_one():
     ],
 )
 def test_who_is_odd(texts, odd):
-    assert hangs.outliers(dict(enumerate(texts))) == odd
+    assert stacks.outliers(dict(enumerate(texts))) == odd
 
 
 def test_a_rank_without_a_stack_decides_nothing():
-    assert hangs.outliers({0: REDUCING, 1: "pid 1, state S\n    /proc shows nothing"}) == []
+    assert stacks.outliers({0: REDUCING, 1: "pid 1, state S\n    /proc shows nothing"}) == []
 
 
 def test_only_the_kernel_is_known():
     waits, reads = (f"pid 1, state S\n    in the kernel: {name}" for name in ("do_poll", "folio_wait_bit"))
-    assert hangs.outliers({0: waits, 1: waits, 2: reads}) == [2]
+    assert stacks.outliers({0: waits, 1: waits, 2: reads}) == [2]
 
 
 def test_pids_and_addresses_do_not_make_a_difference():
     """The innermost frames were recorded in different processes."""
-    frames = {rank: hangs.frames(text) for rank, text in recorded("loader-4").items()}
+    frames = {rank: stacks.frames(text) for rank, text in recorded("loader-4").items()}
     assert frames[0] == frames[1] == frames[3] != frames[2]
     assert frames[0][0] == ("DistributedDataParallel._pre_forward", "torch/nn/parallel/distributed.py", "1775")
     assert frames[2][-1] == ("<module>", "ranks.py", "20")
@@ -114,8 +114,8 @@ def test_pids_and_addresses_do_not_make_a_difference():
 
 def test_faulthandler_tells_the_main_thread_though_it_comes_last():
     texts = recorded("faulthandler-3")
-    assert hangs.frames(texts[0])[0] == ("_pre_forward", "torch/nn/parallel/distributed.py", "1775")
-    assert hangs.frames(texts[2])[0] == ("select", "selectors.py", "415")
+    assert stacks.frames(texts[0])[0] == ("_pre_forward", "torch/nn/parallel/distributed.py", "1775")
+    assert stacks.frames(texts[2])[0] == ("select", "selectors.py", "415")
 
 
 @pytest.mark.parametrize(
@@ -134,13 +134,13 @@ def test_faulthandler_tells_the_main_thread_though_it_comes_last():
     ],
 )
 def test_what_is_a_collective(frame, waits):
-    assert hangs.waits(hangs.frames(in_python(frame))) is waits
+    assert stacks.waits(stacks.frames(in_python(frame))) is waits
 
 
 def test_only_the_innermost_frames_tell():
     """A loader that is called from a wrapper of torch.distributed is no collective."""
     text = in_python("read (a.py:1)", "next (b.py:1)", "c (c.py:1)", "forward (torch/nn/parallel/distributed.py:1)")
-    assert not hangs.waits(hangs.frames(text))
+    assert not stacks.waits(stacks.frames(text))
 
 
 # --- living processes ----------------------------------------------------------------------------
@@ -177,34 +177,34 @@ def script(path, text):
 
 def test_py_spy_of_the_release_is_asked(tmp_path, ranks):
     spy = script(tmp_path / "bin" / "py-spy", 'echo "Thread 1 (idle): \\"MainThread\\""; echo "    f (a.py:$3)"\n')
-    assert hangs.program(str(tmp_path)) == str(spy)
-    found = hangs.collect_stacks(members(ranks), 0, str(tmp_path))
+    assert stacks.program(str(tmp_path)) == str(spy)
+    found = stacks.collect(members(ranks), 0, str(tmp_path))
     assert sorted(found) == [4, 5]
     assert found[4].startswith(f"pid {ranks[0].pid}, state ")
-    assert hangs.frames(found[5]) == [("f", "a.py", str(ranks[1].pid))]
+    assert stacks.frames(found[5]) == [("f", "a.py", str(ranks[1].pid))]
 
 
 def test_a_py_spy_that_cannot_pause_is_asked_again_without(tmp_path, ranks):
     text = '[ "$2" = --nonblocking ] || exit 1\necho "Thread 1 (idle)"; echo "    f (a.py:1)"\n'
     script(tmp_path / "bin" / "py-spy", text)
-    found = hangs.collect_stacks(members(ranks), 0, str(tmp_path))
-    assert [hangs.frames(text) for text in found.values()] == [[("f", "a.py", "1")]] * 2
+    found = stacks.collect(members(ranks), 0, str(tmp_path))
+    assert [stacks.frames(text) for text in found.values()] == [[("f", "a.py", "1")]] * 2
 
 
 def test_a_py_spy_that_hangs_is_not_waited_for(tmp_path, ranks, monkeypatch):
-    monkeypatch.setattr(hangs, "PATIENCE", 0.5)
-    monkeypatch.setattr(hangs, "AGAIN", 0.5)
+    monkeypatch.setattr(stacks, "PATIENCE", 0.5)
+    monkeypatch.setattr(stacks, "AGAIN", 0.5)
     script(tmp_path / "bin" / "py-spy", "exec sleep 600\n")
     began = time.monotonic()
-    found = hangs.collect_stacks(members(ranks), 0, str(tmp_path))
+    found = stacks.collect(members(ranks), 0, str(tmp_path))
     assert time.monotonic() - began < 100  # py-spy takes 600
     assert sorted(found) == [4, 5]
-    assert not any(hangs.frames(text) for text in found.values())
+    assert not any(stacks.frames(text) for text in found.values())
 
 
 def test_without_py_spy_proc_tells(ranks, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
-    found = hangs.collect_stacks(members(ranks), 0, "")
+    found = stacks.collect(members(ranks), 0, "")
     assert all(line.startswith("pid ") for line in (text.splitlines()[0] for text in found.values()))
     assert len(found[4].splitlines()) > 1
 
@@ -213,9 +213,9 @@ def test_a_stopped_rank_is_named(ranks, monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     ranks[1].send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, ranks[1].pid, os.WSTOPPED | os.WNOWAIT)
-    found = hangs.collect_stacks(members(ranks), 0, "")
+    found = stacks.collect(members(ranks), 0, "")
     assert found[5].splitlines()[0] == f"pid {ranks[1].pid}, state T"
-    assert hangs.outliers(found) == [5]
+    assert stacks.outliers(found) == [5]
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -224,14 +224,14 @@ def test_faulthandler_writes_into_the_log_of_the_rank(ranks, stopped):
     if stopped:
         child.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
-    assert hangs.ask_faulthandler(child.pid)
+    assert stacks.ask_faulthandler(child.pid)
     text = child.communicate()[1].decode()
     assert child.returncode == -signal.SIGABRT
-    assert hangs.frames(text)[-2:] == [("sits", "<string>", "4"), ("<module>", "<string>", "5")]
-    assert not hangs.ask_faulthandler(child.pid)
+    assert stacks.frames(text)[-2:] == [("sits", "<string>", "4"), ("<module>", "<string>", "5")]
+    assert not stacks.ask_faulthandler(child.pid)
 
 
 @pytest.mark.skipif(not shutil.which("py-spy"), reason="needs py-spy on PATH")
 def test_the_real_py_spy(ranks):
-    found = hangs.collect_stacks(members(ranks), 0, "")
-    assert hangs.frames(found[4])[-2:] == [("sits", "<string>", "4"), ("<module>", "<string>", "5")]
+    found = stacks.collect(members(ranks), 0, "")
+    assert stacks.frames(found[4])[-2:] == [("sits", "<string>", "4"), ("<module>", "<string>", "5")]

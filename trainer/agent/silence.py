@@ -41,7 +41,6 @@ import re
 from typing import Any, Deque, Dict, Iterable, Optional, Tuple
 
 from .processes import Proc, Stat
-from .reader import step
 
 PACE = 20  # times the median step
 SHORT = 120.0  # seconds; the minimal limit in training
@@ -88,6 +87,8 @@ class Silence:
         self._mix()
         if self._events:
             return
+        from .reader import step  # noqa: PLC0415 - its patterns are a tenth of an agent's start
+
         number = step(text)
         trainers = TRAINER_STEP in text
         if number is None and not trainers:

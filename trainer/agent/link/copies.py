@@ -30,6 +30,7 @@ import threading
 import time
 from typing import Any, Callable, Counter, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
+from . import CopyError
 from .endpoint import whole
 from .protocol import (
     DEADLINE,
@@ -38,7 +39,6 @@ from .protocol import (
     PIECE,
     SILENCE,
     Caller,
-    CopyError,
     InvalidMessageError,
     RefusedError,
     Session,
@@ -93,7 +93,7 @@ def serve(stream: Stream, folder: Optional[str]) -> None:
             return
         try:
             fd = _open_file(folder, request)
-        except (CopyError, OSError, UnicodeError) as error:
+        except (OSError, UnicodeError) as error:
             stream.send({"error": getattr(error, "strerror", None) or str(error)})
             continue
         with os.fdopen(fd, "rb", buffering=0) as file:

@@ -25,6 +25,7 @@ from .protocol import MESSAGE, READ, Connection, EndedError, InvalidMessageError
 
 TICK = 0.25  # seconds between looks at the clock
 HURRY = 0.05  # the same, while a connection is missing
+LOOK = 0.2  # seconds between checks for the cancellation of a meeting
 
 
 class Loop:

@@ -1,4 +1,4 @@
-"""Rank 0's end of the link: it listens, admits the agents of the run, and relays their messages.
+"""Rank 0's end of the link: it listens, admits the agents of the run, relays their messages and decides in meetings.
 
 Anything may connect: a port scanner, another run's agent, garbage. A pending connection has ``DEADLINE`` seconds and
 ``HELLO`` bytes per line to prove that it belongs to the run. The number of pending connections is limited. What a
@@ -18,11 +18,14 @@ import contextlib
 import random
 import selectors
 import socket
+import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..contract.plan import Link, Plan
-from .endpoint import End, Peer, whole
+from . import LinkError
+from .endpoint import LOOK, End, Peer, whole
+from .link import plain_values
 from .protocol import (
     CLAIM,
     DEADLINE,
@@ -315,3 +318,85 @@ class Hub(End):
                 self._take_socket(hello, connection.sock, connection.session)
                 return
         connection.close()
+
+
+Offers = Dict[int, Dict[str, Any]]
+
+
+class HubMeeting:
+    """Rank 0's side. ``take`` is called with ``changed`` held."""
+
+    def __init__(self, hub: Hub, place: str, changed: threading.Condition) -> None:
+        self._hub = hub
+        self._place = place
+        self._changed = changed
+        self.offers: Dict[int, Tuple[int, Dict[str, Any]]] = {}
+
+    def take(self, kind: str, message: Dict[str, Any]) -> None:
+        """Handle an offer or its withdrawal."""
+        number = whole(message.get("number"))
+        if kind == "_offer" and isinstance(message.get("offer"), dict) and number is not None:
+            self.offers[message["rank"]] = (number, message["offer"])
+        elif kind == "_withdraw":
+            self.offers.pop(message["rank"], None)
+
+    def meet(
+        self, offer: Dict[str, Any], decide: Callable[[Offers], Dict[str, Any]], limit: float, alive: Callable[[], bool]
+    ) -> Dict[str, Any]:
+        """See ``Link.meet``."""
+        try:
+            self._wait(limit, alive)
+            with self._changed:
+                offers = {0: offer}
+                offers.update((rank, others) for rank, (_, others) in sorted(self.offers.items()))
+            decision = plain_values(decide(offers))
+        except Exception as error:
+            self._answer({"refused": "%s: %s" % (self._hub.node, error)})
+            raise
+        self._answer({"decision": decision})
+        return decision
+
+    def _answer(self, answer: Dict[str, Any]) -> None:
+        with self._changed:
+            for rank, (number, _) in self.offers.items():
+                self._hub.send_to(rank, dict(answer, kind="_answer", number=number))
+            self.offers = {}
+
+    def _wait(self, limit: float, alive: Callable[[], bool]) -> None:
+        while not self._all_here():
+            if not alive():
+                raise LinkError("cancelled")
+            left = limit - time.monotonic()
+            if left <= 0:
+                raise LinkError(self._who_is_missing())
+            with self._changed:
+                self._changed.wait_for(self._all_here, min(LOOK, left))
+
+    def _all_here(self) -> bool:
+        gone = [peer.node for peer in self._hub.peers.values() if peer.gone or peer.left]
+        if gone:
+            raise LinkError("the agent of %s exited; see its agent.log" % ", ".join(gone))
+        here = all(rank in self.offers for rank in self._hub.peers)
+        if self._hub.conflict and not here:
+            raise LinkError(self._hub.conflict)
+        return here
+
+    def _who_is_missing(self) -> str:
+        hub = self._hub
+        missing = [rank for rank in hub.peers if rank not in self.offers]
+        unseen = [hub.peers[rank].node for rank in missing if not hub.peers[rank].instance]
+        reasons = []
+        if unseen:
+            reasons.append(
+                "no connection from %s to %s: is a firewall in between, or did the agent not start?"
+                % (", ".join(unseen), self._place)
+            )
+        for rank in missing:
+            peer = hub.peers[rank]
+            if peer.instance and peer.connection is None:
+                reasons.append("%s was connected, but is not now." % peer.node)
+            elif peer.instance:
+                reasons.append("%s is connected, but not ready." % peer.node)
+        if hub.rejections:
+            reasons.append("Other connections: %s." % "; ".join(hub.rejections))
+        return " ".join(reasons)

@@ -46,6 +46,7 @@ import time
 from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Union
 
 from ..contract.untrusted import UntrustedError, parse_object
+from . import CopyError
 
 MESSAGE = 16 << 20  # bytes of a frame from an agent of the run
 READ = 256 << 10  # bytes read at a time
@@ -263,10 +264,6 @@ LINE = 64 << 10  # bytes of a message
 PIECE = 1 << 20  # bytes of a file in one frame
 SILENCE = 60.0  # seconds without a byte after which a copy has failed
 CANCEL_CHECK = 0.5  # seconds between checks for a cancellation
-
-
-class CopyError(Exception):
-    """A file could not be copied. The text names it and says why."""
 
 
 class Stream:

@@ -6,11 +6,13 @@ import errno
 import os
 import selectors
 import socket
+import threading
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from ..contract.plan import Link, Plan
-from .endpoint import End, Peer, whole
+from . import LinkError
+from .endpoint import LOOK, End, Peer, whole
 from .protocol import (
     CLAIM,
     DEADLINE,
@@ -181,3 +183,68 @@ class Spoke(End):
         self.hub.known_as(str(welcome.get("instance"))[:CLAIM])
         self._attach(self.hub, connection, whole(welcome.get("received")) or 0)
         self._receive(self.hub, connection)
+
+
+REASON = 4000  # characters of rank 0's reason
+ANSWER = 15.0  # seconds by which rank 0 may give up later than this agent
+
+Offers = Dict[int, Dict[str, Any]]
+
+
+class SpokeMeeting:
+    """The side of every other rank. ``take`` is called with ``changed`` held."""
+
+    def __init__(self, spoke: Spoke, place: str, changed: threading.Condition) -> None:
+        self._spoke = spoke
+        self._place = place
+        self._changed = changed
+        self._number = 0
+        self._answer: Optional[Dict[str, Any]] = None
+
+    def take(self, kind: str, message: Dict[str, Any]) -> None:
+        """Handle rank 0's answer."""
+        if kind == "_answer" and message.get("number") == self._number:
+            if "refused" not in message and not isinstance(message.get("decision"), dict):
+                message = {"refused": "%s (rank 0) sent an invalid decision" % self._spoke.hub.node}
+            self._answer = message
+
+    def meet(
+        self, offer: Dict[str, Any], decide: Callable[[Offers], Dict[str, Any]], limit: float, alive: Callable[[], bool]
+    ) -> Dict[str, Any]:
+        """See ``Link.meet``."""
+        del decide  # rank 0's
+        with self._changed:
+            self._number += 1
+            self._answer = None
+        self._spoke.send({"kind": "_offer", "number": self._number, "offer": offer})
+        try:
+            answer = self._wait(limit, alive)
+        except Exception:
+            self._spoke.send({"kind": "_withdraw"})
+            raise
+        if "refused" in answer:
+            raise LinkError(str(answer["refused"])[:REASON])
+        decision: Dict[str, Any] = answer["decision"]
+        return decision
+
+    def _wait(self, limit: float, alive: Callable[[], bool]) -> Dict[str, Any]:
+        spoke = self._spoke
+        while not self._answered():
+            if not alive():
+                raise LinkError("cancelled")
+            left = limit - time.monotonic()
+            if left <= 0 and spoke.hub.connection is None:
+                raise LinkError("%s cannot reach %s (rank 0): %s" % (spoke.node, spoke.hub.node, spoke.why))
+            if left <= -ANSWER:
+                raise LinkError("%s (rank 0) is connected, but sent no decision" % spoke.hub.node)
+            with self._changed:
+                self._changed.wait_for(self._answered, LOOK)
+        assert self._answer is not None
+        return self._answer
+
+    def _answered(self) -> bool:
+        if self._answer is None and self._spoke.refused:
+            raise LinkError(self._spoke.refused)
+        if self._answer is None and (self._spoke.hub.gone or self._spoke.hub.left):
+            raise LinkError("the agent of %s (rank 0) exited; see its agent.log" % self._spoke.hub.node)
+        return self._answer is not None

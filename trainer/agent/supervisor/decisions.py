@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
-from ..checkpoints import selection
 from ..contract import offers as checkpoint_offers
 from ..contract.offers import file_name, folder_name, number, text
-from ..link.link import LinkError
+from ..link import LinkError
 from ..run_files import NodePlan
 
 Outcomes = Dict[int, Dict[str, Any]]
@@ -67,6 +66,8 @@ def _checkpoints(plan: NodePlan) -> Dict[str, Any]:
     """This node's checkpoints, for ``selection.newest``."""
     if plan.output is None:
         return {}
+    from ..checkpoints import selection  # noqa: PLC0415 - a run that does not resume needs no checkpoints
+
     return selection.offer(plan.output, plan.data.first_rank, plan.data.processes)
 
 
@@ -94,6 +95,8 @@ def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> D
         decision["port"] = free_port(host) or decision["port"]
     if not resume or plan.output is None:
         return decision
+    from ..checkpoints import selection  # noqa: PLC0415
+
     choice = selection.newest(offers, world_size)
     refused = ["%s: %s" % each for each in choice.refused]
     if choice.name is not None:
@@ -127,6 +130,8 @@ def saved_step(offers: Offers) -> Optional[int]:
     before = {rank: offer["before"] for rank, offer in offers.items() if offer.get("before") is not None}
     if not before:
         return None
+    from ..checkpoints import selection  # noqa: PLC0415
+
     step = selection.newest(offers, world_size).step
     earlier = selection.newest(before, world_size).step
     return step if step is not None and (earlier is None or step > earlier) else None

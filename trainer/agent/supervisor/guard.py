@@ -165,7 +165,8 @@ class _Guard:
         """Inform the other agents instead of the supervisor. Otherwise they notice only after some seconds."""
         if self._plan.data.link is None:
             return
-        from ..link.link import Link, LinkError  # noqa: PLC0415
+        from ..link import LinkError  # noqa: PLC0415
+        from ..link.link import Link  # noqa: PLC0415
 
         link = Link(self._plan.data, lambda: None)
         try:

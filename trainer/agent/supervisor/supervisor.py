@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, Optional
 
-from ..link.link import Link, LinkError
-from ..link.protocol import CopyError
+from ..link import CopyError, LinkError
+from ..link.link import Link
 from ..run_files import Events, NodePlan, State
 from ..tracker import STUBBORN
 from .attempt import Attempt
