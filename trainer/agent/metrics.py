@@ -295,12 +295,15 @@ class Gpus:
         if not self._there:
             return
         self._begun, self._rest = now, b""
+        if not any(os.access(Path(folder, self._argv[0]), os.X_OK) for folder in os.get_exec_path()):
+            self._there = False  # it is not installed; a failed start would cost a fork
+            return
         try:
             child = subprocess.Popen(
                 self._argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )
         except OSError:
-            self._there = False  # it is not installed
+            self._there = False
             return
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)

@@ -20,6 +20,8 @@ from typing import Callable, Dict, Iterable, NamedTuple, Optional, Set, Tuple
 RUN = "CLUSTERCTL_RUN"
 NODE = "CLUSTERCTL_NODE"  # distinguishes two nodes of one run on one machine, as in a rehearsal
 
+_MARK = b"%s=" % RUN.encode()
+_PIECE = 64 << 10  # bytes read at a time
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_EXITING = 0x4  # <linux/sched.h>, among the flags in /proc/PID/stat
@@ -72,10 +74,18 @@ def die_with_parent() -> Callable[[], None]:
 def read(path: str) -> bytes:
     """Read a file of /proc; empty when the process has exited or belongs to another user."""
     try:
-        with open(path, "rb") as file:  # noqa: PTH123
-            return file.read()
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a file object would double the cost of a look at /proc
     except OSError:
         return b""
+    data = b""
+    with contextlib.suppress(OSError):
+        while True:
+            piece = os.read(fd, _PIECE)
+            data += piece
+            if not piece:
+                break
+    os.close(fd)
+    return data
 
 
 def stat_of(pid: int) -> Optional[Stat]:
@@ -90,14 +100,27 @@ def stat_of(pid: int) -> Optional[Stat]:
     return Stat(fields[0].decode(), int(fields[1]), fields[19].decode(), ticks, status, leaving)
 
 
-def environment_of(pid: int) -> Dict[str, str]:
-    """The environment that a process started with."""
-    pairs = read("/proc/%d/environ" % pid).decode("utf-8", "surrogateescape").split("\0")
+def environ_of(pid: int) -> bytes:
+    """The environment that a process started with, as /proc shows it."""
+    return read("/proc/%d/environ" % pid)
+
+
+def parse_environment(data: bytes) -> Dict[str, str]:
+    """Parse the content of /proc/PID/environ."""
+    pairs = data.decode("utf-8", "surrogateescape").split("\0")
     return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
-def has_mark(environment: Dict[str, str], run: str, node: str) -> bool:
-    """Whether an environment has the mark of a run on a node."""
+def environment_of(pid: int) -> Dict[str, str]:
+    """The environment that a process started with."""
+    return parse_environment(environ_of(pid))
+
+
+def has_mark(data: bytes, run: str, node: str) -> bool:
+    """Whether an environment, as /proc shows it, has the mark of a run on a node."""
+    if _MARK not in data:  # most processes are not of any run
+        return False
+    environment = parse_environment(data)
     return environment.get(RUN) == run and environment.get(NODE, node) == node
 
 
@@ -144,7 +167,7 @@ def members(run: str, node: str, roots: Iterable[int] = (), adopter: Optional[in
     return {
         pid: stat
         for pid, stat in table.items()
-        if pid not in mine and stat.state not in "ZX" and (pid in ours or has_mark(environment_of(pid), run, node))
+        if pid not in mine and stat.state not in "ZX" and (pid in ours or has_mark(environ_of(pid), run, node))
     }
 
 

@@ -23,11 +23,13 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Set
 
 from .processes import (
     Stat,
+    environ_of,
     environment_of,
     has_mark,
     members,
     open_pidfd,
     own_ancestry,
+    parse_environment,
     pids,
     read,
     reap_all,
@@ -179,12 +181,12 @@ class ProcessTracker:
             if pid in above:
                 self._strangers.add(pid)
                 continue
-            environment = environment_of(pid)
+            environment = environ_of(pid)
             parent = stat.parent
             related = pid in self.started or parent == self.adopter or parent in alive or parent in found
             if related or pid in grouped or has_mark(environment, self._run, self._node):
                 found[pid] = stat
-                self._see(pid, stat, environment)
+                self._see(pid, stat, parse_environment(environment))
             elif environment or pid in self._blank:
                 self._strangers.add(pid)
             else:

@@ -93,7 +93,7 @@ def serve(stream: Stream, folder: Optional[str]) -> None:
             return
         try:
             fd = _open_file(folder, request)
-        except (OSError, UnicodeError) as error:
+        except (CopyError, OSError, UnicodeError) as error:
             stream.send({"error": getattr(error, "strerror", None) or str(error)})
             continue
         with os.fdopen(fd, "rb", buffering=0) as file:
