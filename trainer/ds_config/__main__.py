@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import List, Optional
 
 from trainer.ds_config import PRESETS, ConfigError, make, notices, text
-from trainer.ds_config.options import OPTIONS, request_of
+from trainer.ds_config.request import OPTIONS, request_of
 
 
 def main(argv: Optional[List[str]] = None) -> int:
