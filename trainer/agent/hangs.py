@@ -21,6 +21,7 @@ import signal
 import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
+from . import stacks
 from .contract.plan import Plan
 from .processes import Proc, Stat, main_processes, of_ranks
 from .run_files import Events, NodePlan
@@ -238,8 +239,6 @@ class Hangs:
         members = dict(self._tracker.known)
 
         def work() -> None:
-            from . import stacks  # noqa: PLC0415 - most runs do not hang
-
             collected = stacks.collect(members, self._plan.data.first_rank, self._plan.data.prefix)
             found = {rank: text[:STACK] for rank, text in collected.items()}
             if send:
@@ -251,8 +250,6 @@ class Hangs:
         self._collecting.start()
 
     def _act(self, hang: Hang) -> None:
-        from . import stacks  # noqa: PLC0415 - most runs do not hang
-
         found = dict(self._control.stacks)
         found.update(self._own or {})
         text = hang.text

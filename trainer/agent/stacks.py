@@ -14,7 +14,6 @@ import collections
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -53,6 +52,8 @@ Frame = Tuple[str, str, str]  # function, file below site-packages, line
 
 def program(prefix: str) -> Optional[str]:
     """The path of py-spy: in the release, else on PATH, else None."""
+    import shutil  # noqa: PLC0415 - it imports the compressors, and most runs do not hang
+
     ours = os.path.join(prefix or "/nonexistent", "bin", "py-spy")  # noqa: PTH118
     return ours if os.access(ours, os.X_OK) else shutil.which("py-spy")
 
