@@ -349,8 +349,8 @@ def request_of(values: Mapping[str, Any], like: Optional[str] = None) -> Request
     if like is not None and like not in PRESETS:
         raise ConfigError(f"--like {like}: no such preset", hint=f"use --like with one of {', '.join(PRESETS)}")
     known = {each.name for each in fields(Request)}
-    given: Dict[str, Any] = {key: value for key, value in values.items() if key in known and value is not None}
+    chosen: Dict[str, Any] = {key: value for key, value in values.items() if key in known and value is not None}
     base = Request() if like is None else PRESETS[like]
-    if base.lr is None and ("lr" in given or given.get("schedule", "none") != "none"):
-        given.setdefault("optimizer", True)  # a rate or a schedule needs the optimizer
-    return replace(base, **given)
+    if base.lr is None and ("lr" in chosen or chosen.get("schedule", "none") != "none"):
+        chosen.setdefault("optimizer", True)  # a rate or a schedule needs the optimizer
+    return replace(base, **chosen)
