@@ -6,6 +6,7 @@ import ast
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -539,3 +540,12 @@ def test_python_3_8_reads_it_and_needs_nothing_else(path):
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
     assert {name.split(".")[0] for name in names} <= ours | sys.stdlib_module_names
+
+
+def test_it_starts_as_a_folder_without_a_warning(tmp_path):
+    """Python 3.13 shows a wrong ``__package__`` as a DeprecationWarning, 3.15 ignores it."""
+    folder = tmp_path / "named"
+    shutil.copytree(AGENT, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    argv = [sys.executable, "-IS", "-W", "error", folder, "digest", folder / "__init__.py"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

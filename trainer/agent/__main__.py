@@ -60,6 +60,7 @@ import gc
 import json
 import os
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
@@ -67,6 +68,7 @@ if not __package__:  # started as ``python -I <folder>``: the folder is the pack
     _folder = Path(__file__).absolute().parent
     sys.path[0] = str(_folder.parent)
     __package__ = _folder.name
+    __spec__ = ModuleSpec("%s.__main__" % __package__, None)  # Python 3.13 warns when these differ
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -141,11 +143,11 @@ def _parser() -> argparse.ArgumentParser:
     form = functools.partial(argparse.HelpFormatter, width=100)
     parser = argparse.ArgumentParser(prog="agent", formatter_class=form)
     commands = parser.add_subparsers(dest="command", required=True, prog="agent")
-    asked = commands.add_parser("probe", help="print the facts of this node", formatter_class=form)
-    asked.add_argument("--master", required=True, help="address of rank 0")
-    asked.add_argument("--rank", required=True, type=int, help="rank of this node")
-    asked.add_argument("--port", type=int, help="the port that rank 0 listens on")
-    asked.add_argument(
+    probe = commands.add_parser("probe", help="print the facts of this node", formatter_class=form)
+    probe.add_argument("--master", required=True, help="address of rank 0")
+    probe.add_argument("--rank", required=True, type=int, help="rank of this node")
+    probe.add_argument("--port", type=int, help="the port that rank 0 listens on")
+    probe.add_argument(
         "--folder", default=str(Path(__file__).resolve().parent), help="the folder to which the run writes"
     )
     for name, number, text in (
