@@ -251,7 +251,9 @@ def test_the_samplers_own_child_is_not_the_runs(listen, tmp_path):
     assert sampler.sample({child: stat_of(child)})["rss"] == 0
     sampler.close()
     assert sampler.own() == set()
-    assert os.waitpid(child, 0)[1] == 9
+    with contextlib.suppress(ChildProcessError):  # close has reaped it, if it died at once
+        assert os.waitpid(child, 0)[1] == 9
+    assert stat_of(child) is None
 
 
 def test_a_sample_is_cheap(tmp_path):
