@@ -14,7 +14,7 @@ from provision.model import Notice
 from provision.output import Reporter
 from provision.output_text import Line
 from trainer import ds_config
-from trainer.ds_config.options import OPTIONS, Option, request_of
+from trainer.ds_config.request import OPTIONS, Option, request_of
 
 
 def _option(option: Option) -> Callable[[Callable[..., None]], Callable[..., None]]:

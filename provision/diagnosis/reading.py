@@ -183,7 +183,7 @@ def progress(lines: tuple[Line, ...]) -> tuple[Event, ...]:
 def _progress(lines: tuple[Line, ...]) -> Iterator[Event]:
     count = 0
     for line in lines:
-        reading = trainers.said(line.text)
+        reading = trainers.parse_line(line.text)
         if reading is None or not reading.values.keys() & _LOSSES:
             continue
         found = {name: value if math.isfinite(value) else None for name, value in reading.values.items()}

@@ -280,7 +280,7 @@ def _wanted(answer: Answer, facts: Facts, node: Node, visible: str | None) -> fr
 
 # --- data and models on the nodes ----------------------------------------------------------------
 
-# ``trainer/agent/node/digests.py`` takes the fingerprints and explains them.
+# ``trainer/agent/talk.py`` takes the fingerprints and explains them.
 
 DATA_CHECK = "gate.data"
 _CONTENT_LIMIT = 8 << 20  # characters of an answer

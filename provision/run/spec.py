@@ -27,7 +27,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(frozen=True)
 class Facts:
-    """The answer of ``agent probe`` on a node; ``trainer/agent/node/probe.py`` explains each field."""
+    """The answer of ``agent probe`` on a node; ``trainer/agent/probe.py`` explains each field."""
 
     error: str | None = None
     rank: int = 0

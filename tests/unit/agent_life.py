@@ -6,9 +6,8 @@ import os
 
 from agents import plan_of
 
-from trainer.agent.processes import ranks
-from trainer.agent.processes.proc import Stat
-from trainer.agent.watch import watch
+from trainer.agent import hangs, processes
+from trainer.agent.processes import Stat
 
 RUNNING = "[INFO|trainer.py:2519] >> ***** Running training *****"
 EVALUATING = "[INFO|trainer.py:4643] >> ***** Running Evaluation *****"
@@ -18,7 +17,7 @@ LOADING = "loading weights file model.safetensors"
 LAUNCHER = 10
 
 
-class Fake(ranks.Proc):
+class Fake(processes.Proc):
     """A /proc of our own: pid 10 is the launcher, pid 100 + r rank r, pid 1000 + r a worker of its DataLoader."""
 
     def __init__(self, ranks=4):
@@ -43,7 +42,7 @@ class Fake(ranks.Proc):
     def rank(self, pid, stat):
         return self.given.get(pid)
 
-    def moved(self, pid):
+    def bytes_moved(self, pid):
         return self.bytes if pid == 100 else 0
 
     def wchan(self, pid):
@@ -58,7 +57,7 @@ class Life:
 
     def __init__(self, ranks=4, **plan):
         self.proc = Fake(ranks)
-        self.watch = watch.Watch(plan_of(**plan), self.proc)
+        self.watch = hangs.Watch(plan_of(**plan), self.proc)
         self.now = 1000.0
         self.step = 0
         self.found = []  # (seconds of this life, hang)

@@ -6,6 +6,7 @@ import ast
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -232,7 +233,7 @@ sys.stderr.write("\ndone\n\n20%\r40%\r\nunfinished")
 
 
 def test_only_rank_0_follows_the_trainers_log(tmp_path):
-    from trainer.agent.node_plan import NodePlan
+    from trainer.agent.run_files import NodePlan
 
     plans = [NodePlan(plan_of(node_rank=rank, progress="log.jsonl"), tmp_path, tmp_path) for rank in range(2)]
     assert [plan.progress for plan in plans] == [tmp_path / "log.jsonl", None]
@@ -240,8 +241,7 @@ def test_only_rank_0_follows_the_trainers_log(tmp_path):
 
 def test_growing_output_is_a_sign_of_life_even_without_a_complete_line(tmp_path):
     """A progress bar is no line until it ends, and yet a sign of life: of the launcher's, and of a rank's own log."""
-    from trainer.agent.events import Events
-    from trainer.agent.node_plan import NodePlan
+    from trainer.agent.run_files import Events, NodePlan
     from trainer.agent.supervisor.output import Output
 
     heard = []
@@ -254,7 +254,7 @@ def test_growing_output_is_a_sign_of_life_even_without_a_complete_line(tmp_path)
     os.write(ours, b"\r3%")
     output.look()
     output.take(theirs)
-    output.tell()
+    output.report()
     assert [said for said in heard if said[1]] == [(None, 3), (5, 8)]
     os.close(ours)
     os.close(theirs)
@@ -351,8 +351,8 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(run):
 
 @pytest.fixture
 def eventing(tmp_path):
-    """The module ``events`` with a disk of our own: ``room`` bytes are left on it."""
-    from trainer.agent import events
+    """The module ``run_files`` with a disk of our own: ``room`` bytes are left on it."""
+    from trainer.agent import run_files
 
     class Disk:
         room = 1 << 30
@@ -368,9 +368,9 @@ def eventing(tmp_path):
             return getattr(os, name)
 
     disk = Disk()
-    kept, events.os = events.os, disk
-    yield events.Events(tmp_path), disk, tmp_path / events.NAME
-    events.os = kept
+    kept, run_files.os = run_files.os, disk
+    yield run_files.Events(tmp_path), disk, tmp_path / run_files.EVENTS
+    run_files.os = kept
 
 
 def told(path):
@@ -408,13 +408,13 @@ def test_full_disk_keeps_only_the_newest_events(eventing):
 
 
 def test_the_state_on_a_full_disk(tmp_path, monkeypatch):
-    from trainer.agent import state
+    from trainer.agent import run_files
 
-    kept = state.State(tmp_path, pid=1)
+    kept = run_files.State(tmp_path, pid=1)
     kept.set(state="running")
     monkeypatch.setattr(Path, "write_bytes", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     kept.set(state="failed", why={"node": "n0", "rank": 3, "text": "x" * 100})
-    assert state.read(tmp_path)["why"]["rank"] == 3
+    assert run_files.read_state(tmp_path)["why"]["rank"] == 3
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 
@@ -466,7 +466,7 @@ def probe(*arguments, env=None):
 
 @pytest.fixture
 def probing():
-    from trainer.agent.node import probe as module
+    from trainer.agent import probe as module
 
     return module
 
@@ -542,3 +542,12 @@ def test_python_3_8_reads_it_and_needs_nothing_else(path):
     names = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
     assert {name.split(".")[0] for name in names} <= ours | sys.stdlib_module_names
+
+
+def test_it_starts_as_a_folder_without_a_warning(tmp_path):
+    """Python 3.13 shows a wrong ``__package__`` as a DeprecationWarning, 3.15 ignores it."""
+    folder = tmp_path / "named"
+    shutil.copytree(AGENT, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    argv = [sys.executable, "-IS", "-W", "error", folder, "digest", folder / "__init__.py"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -235,6 +235,33 @@ def test_a_mark_covers_the_whole_header_of_safetensors(tmp_path):
     assert len(marks) == 2
 
 
+@pytest.mark.parametrize("size", [1, 4095, 4097, 8193, 32_768, 32_775, 32_776, 32_781, 32_782, 100_003, (1 << 20) + 5])
+def test_a_mark_covers_both_ends_of_a_file(tmp_path, size):
+    path = tmp_path / "__0_0.distcp"
+
+    def mark(changed=None):
+        data = bytearray(size)
+        if changed is not None:
+            data[changed] = 1
+        path.write_bytes(data)
+        return checkpoint_files.look(path)[0].mark
+
+    before = mark()
+    block = checkpoint_files.BLOCK
+    ends = {0, block - 1, *range(size - 8, size), size - block}
+    assert [place for place in sorted(ends) if 0 <= place < size and mark(place) == before] == []
+
+
+def test_a_mark_covers_every_byte_of_a_small_file(tmp_path):
+    size = checkpoint_files.BLOCK * checkpoint_files.PLACES
+    path = tmp_path / "__0_0.distcp"
+    marks = set()
+    for place in range(0, size, 511):
+        path.write_bytes(bytes(place) + b"\1" + bytes(size - place - 1))
+        marks.add(checkpoint_files.look(path)[0].mark)
+    assert len(marks) == len(range(0, size, 511))
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
 def test_mark_distinguishes_files_of_equal_size(tmp_path, name):
     make = safetensors if name == "model.safetensors" else lambda elements, fill: torch_zip(b"%d" % fill, elements)

@@ -16,11 +16,10 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 
 from agents import plan_of
 
-from trainer.agent.link import copies, frames
+from trainer.agent.link import CopyError, copies, protocol
 from trainer.agent.link.copies import TEMPORARY, parts_of, pump, receive, serve
-from trainer.agent.link.frames import CopyError, Stream
-from trainer.agent.link.handshake import Caller, Host
 from trainer.agent.link.link import Link
+from trainer.agent.link.protocol import Caller, Host, Stream
 
 
 @pytest.fixture
@@ -75,7 +74,7 @@ def test_every_node_copies_from_every_node(agents, tmp_path, giver, taker):
         put(tmp_path / f"n{giver}", name, data)
     put(tmp_path / f"n{taker}", "checkpoint-2/a.bin", b"torn")
     told = []
-    links[taker].fetch([[name, len(data), giver] for name, data in files.items()], told=told.append)
+    links[taker].fetch([[name, len(data), giver] for name, data in files.items()], on_bytes=told.append)
     for name, data in files.items():
         path = tmp_path / f"n{taker}" / name
         assert path.read_bytes() == data
@@ -117,10 +116,10 @@ def test_messages_are_delivered_while_files_are_copied(agents, tmp_path):
         begun.set()
         assert go_on.wait(30)
 
-    thread = threading.Thread(target=links[1].fetch, args=([("big", 64 << 20, 0)],), kwargs={"told": told})
+    thread = threading.Thread(target=links[1].fetch, args=([("big", 64 << 20, 0)],), kwargs={"on_bytes": told})
     thread.start()
     assert begun.wait(10)
-    links[0].tell("failed", text="x")
+    links[0].send("failed", text="x")
     limit = time.monotonic() + 0.5
     come = []
     while not come and time.monotonic() < limit:
@@ -151,11 +150,11 @@ def test_only_files_below_the_folder_are_sent(agents, tmp_path, name):
     os.mkfifo(tmp_path / "n0/pipe")
     stream = links[1].copies.open_channel(0)
     with stream.sock:
-        stream.say({"get": name, "size": 6})
-        assert set(stream.hear()) == {"error"}
+        stream.send({"get": name, "size": 6})
+        assert set(stream.receive()) == {"error"}
         put(tmp_path / "n0", "fine", b"123456")  # the connection is still good
-        stream.say({"get": "fine", "size": 6})
-        assert stream.hear()["size"] == 6
+        stream.send({"get": "fine", "size": 6})
+        assert stream.receive()["size"] == 6
 
 
 def test_nothing_is_written_through_a_symlink(agents, tmp_path):
@@ -207,7 +206,7 @@ def test_copy_can_be_cancelled(agents, tmp_path):
     put(tmp_path / "n0", "a", bytes(8 << 20))
     pieces = []
     with pytest.raises(CopyError, match="cancelled"):
-        links[1].fetch([("a", 8 << 20, 0)], alive=lambda: len(pieces) < 2, told=pieces.append)
+        links[1].fetch([("a", 8 << 20, 0)], alive=lambda: len(pieces) < 2, on_bytes=pieces.append)
     assert not (tmp_path / "n1/a").exists()
     nothing_left(tmp_path / "n1")
 
@@ -224,7 +223,7 @@ def test_close_aborts_running_copies(agents, tmp_path):
 
     def fetch():
         try:
-            links[1].fetch([("a", 64 << 20, 0)], told=told)
+            links[1].fetch([("a", 64 << 20, 0)], on_bytes=told)
         except CopyError as error:
             raised.append(str(error))
 
@@ -259,7 +258,7 @@ def exchange(tmp_path, *answers, size=4):
             if isinstance(answer, bytes):
                 other.write(memoryview(answer))
             else:
-                other.say(answer)
+                other.send(answer)
         other.sock.shutdown(socket.SHUT_WR)
         receive(one, str(tmp_path), "c/a", size, "0", lambda _: None)
 
@@ -309,13 +308,13 @@ def test_file_truncated_during_the_copy_is_an_error(tmp_path):
 
 def test_silence_aborts_a_copy(monkeypatch):
     monkeypatch.setattr(copies, "SILENCE", 0.2)
-    monkeypatch.setattr(frames, "SILENCE", 0.2)
-    monkeypatch.setattr(frames, "CANCEL_CHECK", 0.05)
+    monkeypatch.setattr(protocol, "SILENCE", 0.2)
+    monkeypatch.setattr(protocol, "CANCEL_CHECK", 0.05)
     one, other = streams()
     three, four = streams()
     with one.sock, other.sock, three.sock, four.sock:
         with pytest.raises(CopyError, match="no data moved for"):
-            one.hear()
+            one.receive()
         with pytest.raises(CopyError, match="no data moved for"):
             one.write(memoryview(bytes(32 << 20)))
         with pytest.raises(CopyError, match="no data arrived for"):
@@ -335,7 +334,7 @@ def test_broken_connection_is_opened_again(agents, tmp_path):
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
 
-    links[1].fetch([(f"c/{number}", 3 << 20, 0) for number in range(4)], told=told)
+    links[1].fetch([(f"c/{number}", 3 << 20, 0) for number in range(4)], on_bytes=told)
     assert len(cut) == 2
     assert {path.name: path.stat().st_size for path in (tmp_path / "n1/c").iterdir()} == dict.fromkeys("0123", 3 << 20)
 

@@ -18,8 +18,7 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 
 from agents import PYTHON, RANK, SAVE, STUBBORN, Run, alive, eventually, lives
 
-from trainer.agent import node_plan as plans
-from trainer.agent.commands import start, stop
+from trainer.agent import run_files, start, stop
 
 SLEEPS = "import time; print('ready'); time.sleep(600)"
 LEAVES_THE_SESSION = """
@@ -293,7 +292,7 @@ def test_stop_reports_processes_on_a_gpu(run, tmp_path):
 def test_stop_of_another_users_run(run, monkeypatch):
     run.plan(SLEEPS).begin()
     ready(run)
-    loaded = plans.load(str(run.path))
+    loaded = run_files.load_plan(str(run.path))
     owner = start.owner_name(os.getuid())
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1000)
     with pytest.raises(stop.RefusedError, match=f"belongs to {owner}: only {owner} or root may stop it"):

@@ -17,16 +17,14 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 
 from agents import plan_of
 
-from trainer.agent import node_plan as plans
-from trainer.agent import state as states
-from trainer.agent.checkpoints import rules, selection
+from trainer.agent import run_files, talk
+from trainer.agent.checkpoints import selection
 from trainer.agent.checkpoints.files import look
-from trainer.agent.commands.follow import Follower
 from trainer.agent.contract import offers
 from trainer.agent.contract.plan import PlanError
-from trainer.agent.link.link import LinkError
-from trainer.agent.node import digests, talk
-from trainer.agent.node_plan import NodePlan
+from trainer.agent.follow import Follower
+from trainer.agent.link import LinkError
+from trainer.agent.run_files import NodePlan
 from trainer.agent.supervisor import control
 from trainer.agent.supervisor.control import Control
 from trainer.agent.supervisor.decisions import check_end, check_start, decide_end, decide_start
@@ -76,7 +74,7 @@ class LinkOf:
         come, self.messages = self.messages, []
         return come
 
-    def tell(self, kind, **fields):
+    def send(self, kind, **fields):
         pass
 
 
@@ -114,7 +112,7 @@ def test_every_message_is_accepted(tmp_path_factory, said):
         *({"node": "n1"} | fields | {"kind": kind} for kind, fields in said),
     )
     inbox.look(1e9)
-    assert isinstance(inbox.lacking(), list)
+    assert isinstance(inbox.lost_nodes(), list)
     inbox.close()  # thousands of examples run in one process
 
 
@@ -141,7 +139,7 @@ def test_stacks_are_cut(plan):
 
 def test_message_of_a_node_outside_the_run_is_ignored(plan):
     inbox, said = taken(plan, {"kind": "stop", "node": "n9"}, {"kind": "lost", "node": ["n1"], "silent": 1e9})
-    assert (inbox.stop, inbox.lacking(), said) == (None, [], [])
+    assert (inbox.stop, inbox.lost_nodes(), said) == (None, [], [])
 
 
 def test_flood_of_messages_does_not_fill_the_disk(plan):
@@ -248,9 +246,9 @@ def test_invalid_verdict_of_rank_0_is_refused(plan, change):
     ],
 )
 def test_file_name_with_a_huge_rank_uses_no_memory(rank, why):
-    names = {f"rng_state_{rank}.pth", "model.safetensors", "optimizer.pt", "scheduler.pt", rules.STATE}
-    union = rules.Union(rules.HUGGING_FACE, names, {}, 1, None)
-    assert rules.why_incomplete(union, 2) == why
+    names = {f"rng_state_{rank}.pth", "model.safetensors", "optimizer.pt", "scheduler.pt", selection.STATE}
+    union = selection.Union(selection.HUGGING_FACE, names, {}, 1, None)
+    assert selection.why_incomplete(union, 2) == why
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -258,29 +256,29 @@ def test_file_name_with_a_huge_rank_uses_no_memory(rank, why):
 
 @pytest.mark.parametrize("data", [NESTED, b"[]", b"", b"\xff", b'{"pid": ' + b"1" * 5000 + b"}", b" " * (2 << 20)])
 def test_invalid_state_or_request_is_ignored(tmp_path, data):
-    for name in (states.NAME, states.REQUEST):
+    for name in (run_files.STATE, run_files.REQUEST):
         (tmp_path / name).write_bytes(data)
-    assert states.read(tmp_path) == {}
-    assert states.asked(tmp_path) is None
+    assert run_files.read_state(tmp_path) == {}
+    assert run_files.read_request(tmp_path) is None
 
 
 def test_only_the_beginning_of_a_huge_state_is_read(tmp_path):
-    with (tmp_path / states.NAME).open("wb") as file:
+    with (tmp_path / run_files.STATE).open("wb") as file:
         file.truncate(3 << 30)  # sparse
-    assert states.read(tmp_path) == {}
+    assert run_files.read_state(tmp_path) == {}
 
 
 @pytest.mark.parametrize("pid", ["1", [1], None, 1 << 70, -1])
 def test_invalid_pid_is_no_agent(pid):
     with contextlib.suppress(OverflowError):
-        assert states.agents({"boot_id": states.boot_id(), "pid": pid, "start": "1"}) == []
+        assert run_files.running_agents({"boot_id": run_files.boot_id(), "pid": pid, "start": "1"}) == []
 
 
 @pytest.mark.parametrize("data", [NESTED, b"[]", b"", b"\xff"])
 def test_invalid_plan_is_an_error_with_its_path(tmp_path, data):
     (tmp_path / "plan-0.json").write_bytes(data)
     with pytest.raises(PlanError, match=r"plan-0\.json is"):
-        plans.load(str(tmp_path / "plan-0.json"))
+        run_files.load_plan(str(tmp_path / "plan-0.json"))
 
 
 def test_invalid_events_are_skipped(tmp_path, capsys):
@@ -304,7 +302,7 @@ def test_safetensors_with_an_invalid_header_is_torn(tmp_path, header):
 
 
 def test_a_reader_that_was_killed_leaves_a_path_unread():
-    assert digests.parse_answer(b"{")["state"] == digests.parse_answer(NESTED)["state"] == "unread"
+    assert talk.parse_answer(b"{")["state"] == talk.parse_answer(NESTED)["state"] == "unread"
 
 
 # --- ports -------------------------------------------------------------------------------------------------------

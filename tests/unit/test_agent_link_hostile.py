@@ -18,22 +18,24 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 
 from agents import plan_of
 
-from trainer.agent.link import copies
+from trainer.agent.link import LinkError, copies
 from trainer.agent.link.endpoint import Peer
-from trainer.agent.link.frames import (
+from trainer.agent.link.hub import BURST, LEAST, RATE, ROOM, SHARE, Allowance, PendingConnection, PendingConnections
+from trainer.agent.link.link import Link
+from trainer.agent.link.protocol import (
     HEAD,
     MESSAGE,
+    Caller,
     Connection,
     CopyError,
+    Host,
     InvalidMessageError,
     Seal,
     Stream,
+    UnknownPeerError,
     encode,
     parse,
 )
-from trainer.agent.link.handshake import Caller, Host, UnknownPeerError
-from trainer.agent.link.hub import BURST, LEAST, RATE, ROOM, SHARE, Allowance, PendingConnection, PendingConnections
-from trainer.agent.link.link import Link, LinkError
 
 TOKEN = "t" * 64
 
@@ -86,7 +88,7 @@ class Run:
         sock.sendall(caller.first())
         sock.sendall(caller.take(copies.read_line(sock)))
         stream = Stream(sock, caller.session)
-        stream.say({"rank": real, "instance": "liar", "purpose": "link", "of": "", "received": 0, **hello})
+        stream.send({"rank": real, "instance": "liar", "purpose": "link", "of": "", "received": 0, **hello})
         return stream
 
     def close(self):
@@ -388,7 +390,7 @@ def test_stop_injected_by_a_host_on_the_way_is_ignored(run, capfd):
         stop = encode({"n": 1, "m": {"kind": "stop", "save": False, "who": "a stranger"}})
         between.towards[0].sendall(Seal(b"guessed" * 4).head(stop) + stop)
         eventually(lambda: len(between.towards) > 1)  # the connection was given up, and made again
-        agents.links[0].tell("note", text="real")
+        agents.links[0].send("note", text="real")
         come = eventually(agents.links[1].take)
         assert [(message["kind"], message["node"]) for message in come] == [("note", "n0")]
     finally:
@@ -492,8 +494,8 @@ def test_a_rank_that_is_connected_cannot_be_taken_over(run):
     assert works(agents)
     stream = agents.liar(1)
     with stream.sock:
-        assert "two nodes have the same rank" in stream.hear()["refused"]
-    agents.links[0].tell("note")
+        assert "two nodes have the same rank" in stream.receive()["refused"]
+    agents.links[0].send("note")
     assert eventually(agents.links[1].take)[0]["kind"] == "note"
 
 
@@ -526,17 +528,17 @@ def test_a_forged_message_reaches_no_node_and_disturbs_none(run):
     for message in [*LIES, *NONSENSE]:
         stream = agents.liar(1)
         with stream.sock:
-            number = stream.hear()["received"] + 1
-            stream.say({"n": number, "m": message})
+            number = stream.receive()["received"] + 1
+            stream.send({"n": number, "m": message})
             if message in LIES:
                 assert ended(stream.sock), message
             else:
-                stream.say({"n": number + 1, "m": {"kind": "after"}})
+                stream.send({"n": number + 1, "m": {"kind": "after"}})
                 eventually(lambda number=number: hub.peers[1].received == number + 1)
     stream = agents.liar(1)  # it comes back, and offers what a meeting needs
     with stream.sock:
-        number = stream.hear()["received"] + 1
-        stream.say({"n": number, "m": {"kind": "_offer", "number": 1, "offer": {}}})
+        number = stream.receive()["received"] + 1
+        stream.send({"n": number, "m": {"kind": "_offer", "number": 1, "offer": {}}})
         assert agents.meet() == {0: {}, 2: {}}
     for rank in (0, 2):
         assert {told["kind"] for told in agents.links[rank].take()} == {"after", "unknown"}
@@ -566,9 +568,9 @@ def test_impossible_numbers_disturb_no_node(run):
             sock.recv(1)
         stream = agents.liar(1)
         with stream.sock:
-            number = stream.hear()["received"] + 1
-            stream.say(frame)
-            stream.say({"n": number, "m": {"kind": "_offer", "number": 1, "offer": {}}})
+            number = stream.receive()["received"] + 1
+            stream.send(frame)
+            stream.send({"n": number, "m": {"kind": "_offer", "number": 1, "offer": {}}})
             assert agents.meet() == {0: {}, 2: {}}, frame
 
 
@@ -582,10 +584,10 @@ def test_flooding_agent_is_limited_and_the_others_work(run, capfd, monkeypatch):
     text = "x" * (100 << 10)
     with stream.sock:
         for number in range(1, 31):
-            stream.say({"n": number, "m": {"kind": "stacks", "text": text}})
+            stream.send({"n": number, "m": {"kind": "stacks", "text": text}})
         eventually(lambda: agents.links[0].endpoint.peers[1].received == 30)
         assert 0 < len(agents.links[0].take()) <= 10
-    agents.links[2].tell("note")
+    agents.links[2].send("note")
     assert eventually(agents.links[0].take)[0]["kind"] == "note"
     assert "n1 sends too much" in capfd.readouterr().err
 
@@ -616,7 +618,7 @@ def test_a_rank_has_a_limited_number_of_connections_for_files(run, monkeypatch):
     agents.start(0)
     open_ones = [agents.liar(1, purpose="copy", **{"from": 0}) for _ in range(2)]
     for stream in open_ones:
-        assert stream.hear() == {"welcome": True}
+        assert stream.receive() == {"welcome": True}
     third = agents.liar(1, purpose="copy", **{"from": 0})
     with third.sock:
         assert ended(third.sock)
@@ -635,12 +637,12 @@ def test_files_outside_the_shared_folder_are_not_sent(run, tmp_path):
     (tmp_path / "n0/fine").write_bytes(b"123456")
     stream = agents.liar(1, purpose="copy", **{"from": 0})
     with stream.sock:
-        assert stream.hear() == {"welcome": True}
+        assert stream.receive() == {"welcome": True}
         for name in OUTSIDE:
-            stream.say({"get": name, "size": 6})
-            assert set(stream.hear()) == {"error"}, name
-        stream.say({"get": "fine", "size": 6})
-        assert stream.hear()["size"] == 6
+            stream.send({"get": name, "size": 6})
+            assert set(stream.receive()) == {"error"}, name
+        stream.send({"get": "fine", "size": 6})
+        assert stream.receive()["size"] == 6
 
 
 def test_invalid_decision_of_rank_0_ends_the_meeting_with_a_reason(run, monkeypatch):
@@ -649,7 +651,7 @@ def test_invalid_decision_of_rank_0_ends_the_meeting_with_a_reason(run, monkeypa
     agents.start(1)
     meeting = agents.links[1].meeting
     answer = {"number": 1, "decision": "none"}
-    monkeypatch.setattr(agents.links[1].endpoint, "tell", lambda _: meeting.take("_answer", answer))
+    monkeypatch.setattr(agents.links[1].endpoint, "send", lambda _: meeting.take("_answer", answer))
     with pytest.raises(LinkError, match=r"n0 \(rank 0\) sent an invalid decision"):
         meeting.meet({}, lambda _: {}, time.monotonic() + 5, lambda: True)
 

@@ -19,13 +19,22 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 from agents import plan_of  # noqa: E402
 
-from trainer.agent.link import endpoint, spoke  # noqa: E402
+from trainer.agent.link import LinkError, endpoint, spoke  # noqa: E402
 from trainer.agent.link import hub as hubs  # noqa: E402
 from trainer.agent.link import link as links  # noqa: E402
 from trainer.agent.link.endpoint import WAITING, Peer  # noqa: E402
-from trainer.agent.link.frames import Connection, InvalidMessageError, encode, parse  # noqa: E402
-from trainer.agent.link.handshake import Caller, Host, RefusedError, UnknownPeerError, admitted  # noqa: E402
-from trainer.agent.link.link import Link, LinkError  # noqa: E402
+from trainer.agent.link.link import Link  # noqa: E402
+from trainer.agent.link.protocol import (  # noqa: E402
+    Caller,
+    Connection,
+    Host,
+    InvalidMessageError,
+    RefusedError,
+    UnknownPeerError,
+    check_welcome,
+    encode,
+    parse,
+)
 
 PYTHON = os.environ.get("AGENT_PYTHON", sys.executable)  # to try the agent under an older Python
 TOKEN = "0123456789abcdef" * 4
@@ -219,7 +228,8 @@ def kinds(link):
 
 
 def test_sixteen_agents_meet_at_once_and_all_get_the_decision_of_rank_0(cluster, monkeypatch):
-    monkeypatch.setattr(links, "LOOK", 600.0)  # waiting threads do not poll: a message wakes them
+    for module in (hubs, spoke):
+        monkeypatch.setattr(module, "LOOK", 600.0)  # waiting threads do not poll: a message wakes them
     agents = cluster(16)
     asked = []
     for rank in reversed(range(16)):  # rank 0 comes last
@@ -241,7 +251,7 @@ def test_one_node_needs_no_link():
     link = Link(plan_of(), lambda: None)
     link.start()
     link.share("/nowhere")
-    link.tell("failed", rank=0, text="x")
+    link.send("failed", rank=0, text="x")
     assert link.meet({"a": 1}, lambda offers: {"got": offers}) == {"got": {"0": {"a": 1}}}
     link.fetch([])
     assert link.take() == []
@@ -264,7 +274,7 @@ def test_a_missing_node_is_named_with_the_nodes_that_joined(cluster):
     agents.start(1)
     with socket.create_connection(("127.0.0.1", agents.link["port"])) as scanner:
         scanner.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        eventually(lambda: hub.endpoint.seen)
+        eventually(lambda: hub.endpoint.rejections)
         results = agents.meet(patience=0.1, before_rank_0=lambda: 1 in hub.meeting.offers)
     port = agents.link["port"]
     assert str(results[0]) == (
@@ -356,7 +366,7 @@ def test_a_wrong_token_is_reported_on_both_sides_and_disturbs_no_other_node(clus
     hub = agents.start(0)
     agents.start(1)
     stranger = agents.start(2, token="f" * 64)
-    eventually(lambda: hub.endpoint.seen and stranger.endpoint.why)
+    eventually(lambda: hub.endpoint.rejections and stranger.endpoint.why)
     del agents.links[2]
     results = agents.meet(patience=0.1)
     with pytest.raises(LinkError, match="does not know this run's token"):
@@ -400,12 +410,12 @@ def test_both_sides_prove_the_token_without_sending_it():
     second = host.take(first)
     third = caller.take(second)
     assert host.take(third) == b""
-    assert host.claimed == ("r1", 1)
+    assert host.claim == ("r1", 1)
     assert TOKEN.encode() not in first + second + third
     head = caller.session.sent.head(b"x")
     host.session.received.check(head[4:], b"x")
     with pytest.raises(RefusedError, match="no"):
-        admitted({"refused": "no"})
+        check_welcome({"refused": "no"})
 
 
 def test_proof_is_valid_only_for_its_transcript():
@@ -456,12 +466,12 @@ def test_a_failure_reaches_all_others_at_once_with_its_sender(cluster, clock):
         agents.start(rank, wake=woken.set if rank == 4 else lambda: None)
     agents.meet()
     clock.stop()  # with no heartbeat
-    agents.links[2].tell("failed", failed=7, text="rank 7 ended")
+    agents.links[2].send("failed", failed=7, text="rank 7 ended")
     assert woken.wait(PATIENCE)
     for rank in (0, 1, 3, 4):
         message = coming(agents.links[rank], "failed")
         assert message == {"kind": "failed", "failed": 7, "text": "rank 7 ended", "node": "n2", "rank": 2}
-    agents.links[0].tell("stop", save=True, who="x")
+    agents.links[0].send("stop", save=True, who="x")
     for rank in (1, 2, 3, 4):
         message = coming(agents.links[rank], "stop")
         assert message == {"kind": "stop", "save": True, "who": "x", "node": "n0", "rank": 0}
@@ -473,7 +483,7 @@ def test_a_sender_cannot_speak_for_another(cluster):
     for rank in range(3):
         agents.start(rank)
     agents.meet()
-    agents.links[1].tell("failed", node="n2", rank=2, text="x")
+    agents.links[1].send("failed", node="n2", rank=2, text="x")
     message = coming(agents.links[2], "failed")
     assert (message["node"], message["rank"]) == ("n1", 1)
 
@@ -484,7 +494,7 @@ def test_large_messages_arrive_complete_and_in_order(cluster):
         agents.start(rank)
     agents.meet()
     for number in range(5):
-        agents.links[1].tell("stacks", number=number, text="x" * (3 << 20))
+        agents.links[1].send("stacks", number=number, text="x" * (3 << 20))
     for number in range(5):
         message = coming(agents.links[2], "stacks")
         assert (message["number"], len(message["text"])) == (number, 3 << 20)
@@ -495,7 +505,7 @@ def test_last_message_arrives_and_a_goodbye_is_no_failure(cluster, clock):
     for rank in range(3):
         agents.start(rank)
     agents.meet()
-    agents.links[1].tell("ended", rc=0)
+    agents.links[1].send("ended", rc=0)
     agents.links.pop(1).close()
     assert coming(agents.links[2], "ended")["rc"] == 0
     clock.stop()
@@ -506,12 +516,12 @@ def test_last_message_arrives_and_a_goodbye_is_no_failure(cluster, clock):
 
 def test_full_queue_keeps_the_first_messages_and_drops_later_ones():
     peer = Peer(1, "n1")
-    assert peer.tell(encode({"kind": "failed"}))
-    while peer.tell(encode({"kind": "stacks", "text": "x" * (1 << 20)})):
+    assert peer.queue(encode({"kind": "failed"}))
+    while peer.queue(encode({"kind": "stacks", "text": "x" * (1 << 20)})):
         pass
     assert peer.size <= WAITING
     assert parse(peer.unacknowledged[0][1]) == {"kind": "failed"}
-    assert not Peer(1, "n1").tell(encode({"text": "x" * (17 << 20)}))
+    assert not Peer(1, "n1").queue(encode({"text": "x" * (17 << 20)}))
 
 
 # --- silence -----------------------------------------------------------------------------------------------------
@@ -565,7 +575,7 @@ def test_stopped_agent_is_lost_and_back_but_never_gone(cluster, clock, stopped):
         for _ in range(9):  # far more than lost_after
             clock.advance(1.0, here)
             before = clock.monotonic()
-            clock.until(lambda before=before: peer.heard > before, here)
+            clock.until(lambda before=before: peer.last_arrival > before, here)
 
     clock.stop()
     nine_seconds_pass()
@@ -573,7 +583,7 @@ def test_stopped_agent_is_lost_and_back_but_never_gone(cluster, clock, stopped):
     child.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
     clock.advance(0.02, here)  # its earlier messages
-    since = peer.heard
+    since = peer.last_arrival
     clock.advance(since + 2.9 - clock.monotonic(), here)
     assert kinds(here) == []
     clock.advance(0.5, here)
@@ -664,8 +674,8 @@ def test_messages_survive_a_network_that_forwards_nothing_for_a_while(cluster, c
     assert coming(agents.links[1], "lost")["node"] == "n2"
     assert coming(agents.links[2], "lost")["node"] == "n0"
     for number in range(3):
-        agents.links[2].tell("note", number=number)
-        agents.links[0].tell("note", number=number)
+        agents.links[2].send("note", number=number)
+        agents.links[0].send("note", number=number)
     clock.advance(7.0, *here)
     assert [kinds(link) for link in here] == [[], ["note"] * 3, []]
     between.flowing.set()
@@ -688,8 +698,8 @@ def test_repeatedly_broken_connections_lose_and_duplicate_no_message(cluster, pr
     agents.start(1, port=between.port)
     agents.meet()
     for number in range(200):
-        agents.links[0].tell("note", number=number, text="x" * 5000)
-        agents.links[1].tell("note", number=number, text="x" * 5000)
+        agents.links[0].send("note", number=number, text="x" * 5000)
+        agents.links[1].send("note", number=number, text="x" * 5000)
         if number % 20 == 10:
             between.cut()
         time.sleep(0.005)
@@ -722,12 +732,12 @@ def test_another_process_reports_the_end_of_a_killed_agent(cluster, dead):
         agents.start(rank)
     child = agents.child(dead)
     agents.meet()
-    agents.links[2].tell("note")
+    agents.links[2].send("note")
     child.kill()
     child.wait()
     successor = Link(agents.plan(dead), lambda: None)
     successor.start()
-    successor.tell("failed", text="the agent was killed")
+    successor.send("failed", text="the agent was killed")
     successor.close()
     for rank in {0, 1, 2} - {dead}:
         message = coming(agents.links[rank], "failed")

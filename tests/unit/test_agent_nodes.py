@@ -203,12 +203,12 @@ def test_link_port_in_use(runs):
 BREAKS = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from trainer.agent.commands import start
+from trainer.agent import start
 from trainer.agent.link.spoke import Spoke
-from trainer.agent.node_plan import load
+from trainer.agent.run_files import load_plan
 tick = Spoke.tick
 Spoke.tick = lambda *given: 1 / 0 if os.path.exists("break") else tick(*given)
-sys.exit(start.run(load(sys.argv[2])))
+sys.exit(start.run(load_plan(sys.argv[2])))
 """
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from trainer.agent import silence
 from trainer.agent.reader import step as step_of
-from trainer.agent.watch import phases
 
 # Lines as they come, with the prefixes that each framework puts before its words.
 LINES = [
@@ -45,7 +45,7 @@ LINES = [
 
 @pytest.mark.parametrize(("text", "phase"), LINES)
 def test_phases_announced_by_lines(text, phase):
-    assert phases.announced(text) == phase
+    assert silence.announced_phase(text) == phase
 
 
 @pytest.mark.parametrize(
@@ -64,18 +64,18 @@ def test_the_step_in_a_line(text, step):
 
 def said(*texts):
     """The phases after lines, ten seconds apart."""
-    known = phases.Phases()
+    known = silence.Phases()
     for number, text in enumerate(texts):
         known.line(text, 10.0 * number)
     return known
 
 
 def test_nothing_is_known_at_first():
-    assert (said().current, said("hello").current, said().spoken) == ("starting", "starting", False)
+    assert (said().current, said("hello").current, said().announces) == ("starting", "starting", False)
 
 
 def test_a_whole_run_of_llamafactory():
-    known = phases.Phases()
+    known = silence.Phases()
     seen = []
     for number, (text, _) in enumerate(LINES[:-5]):
         known.line(text, 10.0 * number)
@@ -108,9 +108,9 @@ def test_the_end_of_an_evaluation():
 
 
 def test_step_starts_training_without_an_announcement():
-    known = phases.Phases()
+    known = silence.Phases()
     known.progress({"step": 1, "total": 9}, 0.5)
-    assert (known.current, known.spoken) == ("training", False)
+    assert (known.current, known.announces) == ("training", False)
 
 
 def test_the_last_step_finishes():
@@ -122,7 +122,7 @@ def test_the_last_step_finishes():
 
 
 def test_step_is_the_last_only_if_the_total_is_known():
-    known = phases.Phases()
+    known = silence.Phases()
     known.step(1.0)
     assert (known.current, known.finished) == ("training", False)
 
@@ -135,9 +135,9 @@ def test_the_evaluation_after_the_last_step_ends_in_finishing():
 
 
 def test_lines_that_announce_training():
-    assert said("***** Running training *****").spoken
-    assert said("clusterctl: phase training").spoken
-    assert not said("***** Running Evaluation *****").spoken
+    assert said("***** Running training *****").announces
+    assert said("clusterctl: phase training").announces
+    assert not said("***** Running Evaluation *****").announces
 
 
 def test_a_second_training_is_not_finished():
@@ -149,4 +149,4 @@ def test_lines_are_cheap():
     import timeit
 
     text = "x" * 4096
-    assert timeit.timeit(lambda: phases.announced(text) or step_of(text), number=200) / 200 < 0.001
+    assert timeit.timeit(lambda: silence.announced_phase(text) or step_of(text), number=200) / 200 < 0.001

@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 
 from agent_life import EVALUATING, LOADING, RUNNING, SAVING, TOKENIZING, Life, trained
 
-from trainer.agent.watch import silence
+from trainer.agent import silence
 
 
 @pytest.mark.parametrize(("pace", "limit"), [(3, 120), (10, 200), (60, 1200)])

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.agent.processes.proc import stat_of
-from trainer.agent.watch import stacks
+from trainer.agent import stacks
+from trainer.agent.processes import stat_of
 
 RECORDED = Path(__file__).parent / "recorded_runs" / "watch"
 
@@ -56,19 +56,19 @@ READING = in_python("item_of (job.py:33)", "train (job.py:20)")  # waits for the
 def test_recorded(name, ranks, odd):
     texts = recorded(name)
     assert sorted(texts) == list(range(ranks))
-    assert stacks.odd(texts) == odd
+    assert stacks.outliers(texts) == odd
 
 
 def test_recorded_without_the_odd_one():
     texts = recorded("loader-4")
     del texts[2]
-    assert stacks.odd(texts) == []
+    assert stacks.outliers(texts) == []
 
 
 def test_a_stopped_rank_is_always_the_odd_one():
     texts = recorded("loader-4")
     texts[0] = texts[0].replace("state S", "state T", 1)
-    assert stacks.odd(texts) == [0]
+    assert stacks.outliers(texts) == [0]
 
 
 @pytest.mark.parametrize(
@@ -92,16 +92,16 @@ def test_a_stopped_rank_is_always_the_odd_one():
     ],
 )
 def test_odd_rank_is_found(texts, odd):
-    assert stacks.odd(dict(enumerate(texts))) == odd
+    assert stacks.outliers(dict(enumerate(texts))) == odd
 
 
 def test_a_rank_without_a_stack_decides_nothing():
-    assert stacks.odd({0: REDUCING, 1: "pid 1, state S\n    /proc shows nothing"}) == []
+    assert stacks.outliers({0: REDUCING, 1: "pid 1, state S\n    /proc shows nothing"}) == []
 
 
 def test_only_the_kernel_is_known():
     waits, reads = (f"pid 1, state S\n    in the kernel: {name}" for name in ("do_poll", "folio_wait_bit"))
-    assert stacks.odd({0: waits, 1: waits, 2: reads}) == [2]
+    assert stacks.outliers({0: waits, 1: waits, 2: reads}) == [2]
 
 
 def test_pids_and_addresses_do_not_make_a_difference():
@@ -215,7 +215,7 @@ def test_a_stopped_rank_is_named(ranks, monkeypatch):
     os.waitid(os.P_PID, ranks[1].pid, os.WSTOPPED | os.WNOWAIT)
     found = stacks.collect(members(ranks), 0, "")
     assert found[5].splitlines()[0] == f"pid {ranks[1].pid}, state T"
-    assert stacks.odd(found) == [5]
+    assert stacks.outliers(found) == [5]
 
 
 @pytest.mark.parametrize("stopped", [False, True])

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
-from trainer.agent.processes import proc, tracker
+from trainer.agent import processes, tracker
 from trainer.agent.supervisor.decisions import judge
 
 ABORTED = {"node": "a", "rank": 0, "text": "rank 0 was killed by SIGABRT", "signal": "SIGABRT", "time": 5.0}
@@ -42,7 +42,7 @@ def test_an_unexplained_abort_is_kept():
 @pytest.fixture
 def rank():
     """The tracked processes of a run that has one rank, and that rank's process."""
-    mark = {proc.RUN: "one", "RANK": "3", "LOCAL_RANK": "0"}
+    mark = {processes.RUN: "one", "RANK": "3", "LOCAL_RANK": "0"}
     process = subprocess.Popen(["/bin/sleep", "600"], env=mark)
     seen = tracker.ProcessTracker("one", "a")
     while 3 not in seen.ranks.values():
@@ -56,7 +56,7 @@ def rank():
 
 def shown_as(monkeypatch, pid, **changes):
     """The state of one process from /proc, except some fields."""
-    true = proc.stat_of
+    true = processes.stat_of
 
     def stat_of(asked):
         stat = true(asked)
@@ -84,6 +84,6 @@ def test_the_end_of_a_process_is_read_from_its_flags(monkeypatch):
         "985 (python3) R 944 941 4447 0 -1 4195404 786678 0 0 0 18 361 0 0 20 0 1 0 1342869 0 0 18446744073709551615 "
         "0 0 0 0 0 0 0 16781312 2 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 9"
     )
-    monkeypatch.setattr(proc, "read", lambda _: line.encode())
-    stat = proc.stat_of(985)
+    monkeypatch.setattr(processes, "read", lambda _: line.encode())
+    stat = processes.stat_of(985)
     assert (stat.state, stat.leaving, stat.status) == ("R", True, 9)

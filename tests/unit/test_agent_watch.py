@@ -15,9 +15,8 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 from agent_life import EVALUATING, LAUNCHER, SAVING, Life, trained
 from agents import plan_of
 
-from trainer.agent.processes import ranks
-from trainer.agent.processes.proc import Stat
-from trainer.agent.watch import watch
+from trainer.agent import hangs, processes
+from trainer.agent.processes import Stat
 
 # --- stopped and dead ----------------------------------------------------------------------------
 
@@ -30,7 +29,7 @@ def test_a_stopped_rank_is_found_and_named(state, words):
     life.proc.set(103, state=state)
     life.wait(20)
     ((at, hang),) = life.found
-    assert hang == watch.Hang("stopped", 3, "rank 3 (pid 103) " + words)
+    assert hang == hangs.Hang("stopped", 3, "rank 3 (pid 103) " + words)
     assert 5 <= at <= 7
 
 
@@ -66,7 +65,7 @@ def test_a_stopped_worker_of_a_dataloader():
     life = trained()
     life.proc.set(1002, state="T")
     ((_, hang),) = life.wait(20).found
-    assert hang == watch.Hang("stopped", 2, "process 1002 of rank 2 is stopped (SIGSTOP, state T)")
+    assert hang == hangs.Hang("stopped", 2, "process 1002 of rank 2 is stopped (SIGSTOP, state T)")
 
 
 def test_the_state_is_read_again_when_members_are_old():
@@ -99,7 +98,7 @@ def test_a_zombie_that_its_launcher_does_not_collect():
     life.proc.set(102, state="Z", status=signal.SIGKILL)
     life.wait(20)
     ((at, hang),) = life.found
-    assert hang == watch.Hang("dead", 2, "rank 2 (pid 102) exited (SIGKILL), but other ranks are running")
+    assert hang == hangs.Hang("dead", 2, "rank 2 (pid 102) exited (SIGKILL), but other ranks are running")
     assert 10 <= at <= 12
 
 
@@ -176,30 +175,30 @@ def test_rank_that_waits_for_a_disk_gives_a_notice():
 
 
 def test_ranks_of_environments():
-    assert ranks.rank_in({"RANK": "11", "LOCAL_RANK": "3"}, 8) == 11
-    assert ranks.rank_in({"LOCAL_RANK": "3"}, 8) == 11
-    assert ranks.rank_in({"RANK": "x"}, 8) is None
-    assert ranks.rank_in({"NODE_RANK": "1"}, 8) is None
+    assert processes.rank_in({"RANK": "11", "LOCAL_RANK": "3"}, 8) == 11
+    assert processes.rank_in({"LOCAL_RANK": "3"}, 8) == 11
+    assert processes.rank_in({"RANK": "x"}, 8) is None
+    assert processes.rank_in({"NODE_RANK": "1"}, 8) is None
 
 
 def test_the_real_proc():
     code = "import subprocess, sys; subprocess.run(['/bin/sh', '-c', 'echo; read x; :']); open('/dev/null').read()"
     env = {"RANK": "3", "LOCAL_RANK": "1", "PATH": os.environ["PATH"]}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    proc = ranks.Proc()
+    proc = processes.Proc()
     with subprocess.Popen([sys.executable, "-c", code], env=env, **pipes) as child:
         child.stdout.readline()  # the shell runs
         below = list(children_of(child.pid, proc))
         members = {pid: proc.stat(pid) for pid in [child.pid, *below]}
-        by_pid = ranks.of_ranks(members, proc.rank)
-        found = ranks.mains(members, by_pid, 0, set())
-        moved = proc.moved(child.pid)
+        by_pid = processes.of_ranks(members, proc.rank)
+        found = processes.main_processes(members, by_pid, 0, set())
+        moved = proc.bytes_moved(child.pid)
         child.communicate(b"\n")
     assert set(by_pid.values()) == {3}
     assert len(by_pid) == 2
     assert found == {3: child.pid}
     assert moved > 1000
-    assert proc.moved(child.pid) == 0
+    assert proc.bytes_moved(child.pid) == 0
 
 
 def children_of(parent, proc):
@@ -210,7 +209,7 @@ def children_of(parent, proc):
 
 
 def test_a_process_that_becomes_a_rank_by_exec():
-    proc = ranks.Proc()
+    proc = processes.Proc()
     stat = Stat("S", 1, "7")
     first = []
     environments = [{}, {"RANK": "2"}]
@@ -219,26 +218,26 @@ def test_a_process_that_becomes_a_rank_by_exec():
         first.append(pid)
         return environments.pop(0)
 
-    original, ranks.environment_of = ranks.environment_of, environment_of
+    original, processes.environment_of = processes.environment_of, environment_of
     try:
         assert [proc.rank(5, stat) for _ in range(3)] == [None, 2, 2]
     finally:
-        ranks.environment_of = original
+        processes.environment_of = original
     assert first == [5, 5]
 
 
 def test_a_living_rank_that_is_stopped():
     env = {"RANK": "3", "LOCAL_RANK": "1"}
-    proc = ranks.Proc()
+    proc = processes.Proc()
     code = "print(1, flush=True); input()"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], env=env, **pipes) as child:
         child.stdout.readline()
         members = {child.pid: proc.stat(child.pid)}
-        watched = watch.Watch(plan_of())
+        watched = hangs.Watch(plan_of())
         assert [watched.look(members, float(second)) for second in range(10)] == [None] * 10
         child.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
         found = [hang for hang in (watched.look(members, 10.0 + second) for second in range(10)) if hang]
         child.kill()
-    assert found == [watch.Hang("stopped", 3, f"rank 3 (pid {child.pid}) is stopped (SIGSTOP, state T)")]
+    assert found == [hangs.Hang("stopped", 3, f"rank 3 (pid {child.pid}) is stopped (SIGSTOP, state T)")]

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from trainer.ds_config import FILLED, GPUS, PRESETS, ConfigError, Request, autos, find, make, notices, text
 from trainer.ds_config.__main__ import main
 from trainer.ds_config.build import DEFAULT, reduce_elements
-from trainer.ds_config.options import OPTIONS, request_of
-from trainer.ds_config.request import DEVICES, PRECISIONS, SCHEDULES
+from trainer.ds_config.request import DEVICES, OPTIONS, PRECISIONS, SCHEDULES, request_of
 
 AUTO_BATCH = {
     "train_batch_size": "auto",

@@ -114,11 +114,11 @@ def test_files_not_read_in_time_are_compared_by_name_and_size(model):
 def test_a_path_that_hangs_does_not_hold_up_the_others(model, tmp_path, monkeypatch):
     """A child that is stopped answers as little as one on a dead file system."""
     code = (
-        "import os, signal, sys, json; sys.path.insert(0, sys.argv[1]); from trainer.agent.node import digests\n"
-        "look = digests.look\n"
-        "digests.look = lambda path, patience: os.kill(os.getpid(), signal.SIGSTOP) if 'dead' in path"
+        "import os, signal, sys, json; sys.path.insert(0, sys.argv[1]); from trainer.agent import talk\n"
+        "look = talk.look\n"
+        "talk.look = lambda path, patience: os.kill(os.getpid(), signal.SIGSTOP) if 'dead' in path"
         " else look(path, patience)\n"
-        "print(json.dumps(digests.digests(sys.argv[2:], 0.3)))"
+        "print(json.dumps(talk.digests(sys.argv[2:], 0.3)))"
     )
     argv = [PYTHON, "-IBc", code, AGENT.parents[1], str(tmp_path / "dead"), str(model / "config.json")]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=100)  # the other never answers

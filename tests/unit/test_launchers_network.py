@@ -14,7 +14,7 @@ from provision.model import Node
 from provision.run import Facts, RunSpec, Worker
 from provision.run.found import Used
 from provision.run.found import read_network as read
-from trainer.agent.node import probe
+from trainer.agent import probe
 
 IB, ETHERNET = "InfiniBand", "Ethernet"
 

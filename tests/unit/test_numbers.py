@@ -15,7 +15,7 @@ from provision.cli import cli
 from provision.cli.options import Number
 from trainer.ds_config import ConfigError, Request, find, make
 from trainer.ds_config.__main__ import main as ds_config
-from trainer.ds_config.options import OPTIONS
+from trainer.ds_config.request import OPTIONS
 from trainer.plan import BOUNDS, MODELS, Cluster, PlanError, Training, lines, plan
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 1, "vocab_size": 9, "n_positions": 9}

@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parent))  # for reader_logs; last, so that it
 
 from reader_logs import LOGS, data
 
-from trainer.reader import MARKS, Reading, every, read, said, series, step
+from trainer.reader import MARKS, Reading, parse_all, parse_line, read, series, step
 
 MEGATRON = (
     " [2026-07-01 10:00:00] iteration      100/  500000 | consumed samples:        25600 | elapsed time per iteration"
@@ -98,7 +98,7 @@ LINES = [
 @pytest.mark.parametrize(("line", "source", "values"), LINES)
 @pytest.mark.parametrize("before", ["", "2026-11-22T07:15:00.123Z [3] ", "[default0]:", " 29%|##  | 8/28 [00:00<00:0"])
 def test_a_line(line, source, values, before):
-    told = said(before + line)
+    told = parse_line(before + line)
     assert told.source == source
     assert set(told.values) == set(values)
     for name, value in values.items():
@@ -147,29 +147,29 @@ def test_every_readable_line_contains_a_mark(line):
     ],
 )
 def test_torn_or_foreign_line_gives_no_reading(line):
-    assert list(every(line)) == []
+    assert list(parse_all(line)) == []
     assert step(line) is None
 
 
 def test_each_of_several_joined_lines_is_read():
     line = "{'loss': '5.2', 'epoch': '1'}{'loss': '5.3', 'gr{'loss': '5.4', 'epoch': '1'}iter 3: loss 1.5, time 2.00ms"
-    assert [each.values["loss"] for each in every(line)] == [5.2, 5.4, 1.5]
+    assert [each.values["loss"] for each in parse_all(line)] == [5.2, 5.4, 1.5]
 
 
 def test_invalid_numbers_are_skipped():
     line = json.dumps({"current_steps": 3, "loss": 10**400, "lr": "small", "eval_loss": True, "grad_norm": [1.0]})
-    assert said(line).values == {"step": 3}
+    assert parse_line(line).values == {"step": 3}
 
 
 @pytest.mark.parametrize("number", ["inf", "nan", "1e30", "-4", "7.5"])
 def test_a_step_is_a_whole_number(number):
-    assert said(f"{{'loss': 1.0, 'step': {number}}}").values == {"loss": 1.0}
+    assert parse_line(f"{{'loss': 1.0, 'step': {number}}}").values == {"loss": 1.0}
 
 
 def test_keys_of_any_order_and_other_keys_do_not_matter():
     record = {"loss": 1.5, "a": {"b": [1, {"c": "}"}]}, "current_steps": 3}
-    assert said(json.dumps(record)).values == {"step": 3, "loss": 1.5}
-    assert said(json.dumps(record, separators=(",", ":"))).values == {"step": 3, "loss": 1.5}
+    assert parse_line(json.dumps(record)).values == {"step": 3, "loss": 1.5}
+    assert parse_line(json.dumps(record, separators=(",", ":"))).values == {"step": 3, "loss": 1.5}
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_rank_of_a_line(before, rank):
 @settings(deadline=None)
 @given(st.text(max_size=200) | st.sampled_from([line for line, _, _ in LINES]), st.integers(0, 400))
 def test_no_text_raises(text, cut):
-    list(every(text[:cut]))
+    list(parse_all(text[:cut]))
     step(text[:cut])
 
 
@@ -221,9 +221,9 @@ def test_duration_of_5000_digits_is_ignored():
 @given(st.sampled_from(LOGS), st.data())
 def test_a_part_of_a_real_line_gives_nothing_that_the_line_does_not(log, draw):
     line = draw.draw(st.sampled_from(data(log).decode().replace("\r", "\n").split("\n")))
-    whole = [each.values for each in every(line)]
+    whole = [each.values for each in parse_all(line)]
     cut = line[: draw.draw(st.integers(0, len(line)))]
-    for each in every(cut):
+    for each in parse_all(cut):
         if "val loss" in line or "train_batch_size" in line or "tokens per" in line or "global step" in line:
             continue  # a number at the end of a line: only the newline shows that it is whole, see stream
         assert any(repr(each.values).rstrip("}") in repr(values) for values in whole), cut
@@ -245,7 +245,7 @@ def test_a_part_of_a_real_line_gives_nothing_that_the_line_does_not(log, draw):
 )
 def test_every_line_is_read_quickly(line):
     for mark in MARKS:
-        assert cpu_time(lambda text=mark + line: list(every(text))) < cpu_time(lambda: sum(range(400_000)))
+        assert cpu_time(lambda text=mark + line: list(parse_all(text))) < cpu_time(lambda: sum(range(400_000)))
 
 
 def cpu_time(work):

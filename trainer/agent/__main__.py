@@ -10,7 +10,7 @@
     python -I agent stop plan.json [--save] [--who TEXT] [--patience SECONDS]
     python -I agent run plan.json
 
-``probe`` prints one JSON object (see ``node/probe.py``). It exits with 0, also when the object's ``error`` says that
+``probe`` prints one JSON object (see ``probe.py``). It exits with 0, also when the object's ``error`` says that
 the node cannot take part.
 
 ``start`` reads the plan (``contract/plan.py``) and starts a daemon that outlives this command and its session. When the
@@ -33,10 +33,10 @@ Events, each with ``event``, ``time`` in seconds since the epoch, and ``attempt`
 ``started`` ``pid``                                 the command is running
 ``log`` ``rank line``                               a complete line; rank null: the launcher
 ``progress`` ``step total loss lr epoch …``         a line of the trainer's own log; null: not a finite number
-``phase`` ``phase``                                 what the run is doing, see ``watch/phases.py``
+``phase`` ``phase``                                 what the run is doing, see ``silence.py``
 ``dropped`` ``lines``                               lines dropped because they came too fast or the disk was full
 ``notice`` ``text level``                           a warning while the run continues; level "info": no problem
-``hang`` ``kind rank text stacks``                  see ``watch/watch.py``
+``hang`` ``kind rank text stacks``                  see ``hangs.py``
 ``peer`` ``node state text``                        another agent's message, or that it is lost, gone or back
 ``exit`` ``rc signal stopped``                      the attempt ended here; ``rc`` is null and ``signal`` "SIGKILL"
                                                     after a signal; ``error``: why it could not start; ``left``:
@@ -54,10 +54,13 @@ Exit code of ``run``: 0 when the run finished, 1 otherwise, 2 for wrong argument
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import gc
 import json
+import os
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, Dict, List, Optional
 
@@ -65,62 +68,63 @@ if not __package__:  # started as ``python -I <folder>``: the folder is the pack
     _folder = Path(__file__).absolute().parent
     sys.path[0] = str(_folder.parent)
     __package__ = _folder.name
+    __spec__ = ModuleSpec("%s.__main__" % __package__, None)  # Python 3.13 warns when these differ
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
     """Run the command of the command line. Modules are imported late, so that the guard stays small."""
     gc.set_threshold(10_000)  # the default collects 26 times during the imports and frees nothing
-    given = _parser().parse_args(arguments)
-    if given.command == "probe":
-        from .node import probe  # noqa: PLC0415
+    options = _parser().parse_args(arguments)
+    if options.command == "probe":
+        from . import probe  # noqa: PLC0415
 
-        return _print(probe.facts(given.master, given.rank, port=given.port, folder=given.folder))
-    if given.command == "digest":
-        from .node import digests  # noqa: PLC0415
+        return _print(probe.facts(options.master, options.rank, port=options.port, folder=options.folder))
+    if options.command == "digest":
+        from . import talk  # noqa: PLC0415
 
-        return _print(digests.digests(given.paths, given.patience))
-    if given.command == "talk":
-        from .node import talk  # noqa: PLC0415
+        return _print(talk.digests(options.paths, options.patience))
+    if options.command == "talk":
+        from . import talk  # noqa: PLC0415
 
-        return talk.talk(given.paths, given.patience)
+        return talk.talk(options.paths, options.patience)
     from .contract.plan import PlanError  # noqa: PLC0415
-    from .node_plan import load  # noqa: PLC0415
+    from .run_files import load_plan  # noqa: PLC0415
 
     try:
-        return _do(given, load(given.plan))
+        return _do(options, load_plan(options.plan))
     except PlanError as error:
         sys.stderr.write("agent: %s\n" % error)
         return 2
     except PermissionError as error:
-        return _refuse(given.plan, error)
+        return _refuse(options.plan, error)
 
 
-def _do(given: argparse.Namespace, plan: Any) -> int:
-    if given.command == "follow":
-        from .commands.follow import follow  # noqa: PLC0415
+def _do(options: argparse.Namespace, plan: Any) -> int:
+    if options.command == "follow":
+        from .follow import follow  # noqa: PLC0415
 
-        return follow(plan, given.offset)
-    if given.command == "stop":
-        from .commands.stop import RefusedError, stop  # noqa: PLC0415
+        return follow(plan, options.offset)
+    if options.command == "stop":
+        from .stop import RefusedError, stop  # noqa: PLC0415
 
         try:
-            said = stop(plan, save=given.save, who=given.who, patience=given.patience)
+            answer = stop(plan, save=options.save, who=options.who, patience=options.patience)
         except RefusedError as error:
             return _print({"event": "stopped", "error": str(error)}, 1)
-        return _print(said, 1 if said["left"] or said["gpu"] or not said["port_free"] else 0)
-    from .commands import start  # noqa: PLC0415
+        return _print(answer, 1 if answer["left"] or answer["gpu"] or not answer["port_free"] else 0)
+    from . import start  # noqa: PLC0415
 
-    if given.command == "start":
-        said = start.start(plan)
-        return _print(said, 0 if said["started"] else 1)
-    return start.daemon(plan, given.notice) if given.command == "daemon" else start.run(plan)
+    if options.command == "start":
+        answer = start.start(plan)
+        return _print(answer, 0 if answer["started"] else 1)
+    return start.daemon(plan, options.notice) if options.command == "daemon" else start.run(plan)
 
 
 def _refuse(path: str, error: PermissionError) -> int:
     """Report the owner of a plan that is not readable, or of a folder that is not writable."""
     text = str(error)
     try:
-        from .commands.stop import refusal  # noqa: PLC0415
+        from .stop import refusal  # noqa: PLC0415
 
         text = refusal(Path(path).stat().st_uid)
     except OSError:
@@ -128,8 +132,8 @@ def _refuse(path: str, error: PermissionError) -> int:
     return _print({"event": "stopped", "started": False, "error": text}, 1)
 
 
-def _print(said: Dict[str, Any], code: int = 0) -> int:
-    sys.stdout.write(json.dumps(said, sort_keys=True) + "\n")
+def _print(answer: Dict[str, Any], code: int = 0) -> int:
+    sys.stdout.write(json.dumps(answer, sort_keys=True) + "\n")
     sys.stdout.flush()
     return code
 
@@ -139,11 +143,11 @@ def _parser() -> argparse.ArgumentParser:
     form = functools.partial(argparse.HelpFormatter, width=100)
     parser = argparse.ArgumentParser(prog="agent", formatter_class=form)
     commands = parser.add_subparsers(dest="command", required=True, prog="agent")
-    asked = commands.add_parser("probe", help="print the facts of this node", formatter_class=form)
-    asked.add_argument("--master", required=True, help="address of rank 0")
-    asked.add_argument("--rank", required=True, type=int, help="rank of this node")
-    asked.add_argument("--port", type=int, help="the port that rank 0 listens on")
-    asked.add_argument(
+    probe = commands.add_parser("probe", help="print the facts of this node", formatter_class=form)
+    probe.add_argument("--master", required=True, help="address of rank 0")
+    probe.add_argument("--rank", required=True, type=int, help="rank of this node")
+    probe.add_argument("--port", type=int, help="the port that rank 0 listens on")
+    probe.add_argument(
         "--folder", default=str(Path(__file__).resolve().parent), help="the folder to which the run writes"
     )
     for name, number, text in (
@@ -174,4 +178,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _code = main()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.flush()
+    os._exit(_code)  # everything is written; Python's own cleanup is a tenth of the CPU time of an agent's start

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import List, Optional
 
 from trainer.ds_config import PRESETS, ConfigError, make, notices, text
-from trainer.ds_config.options import OPTIONS, request_of
+from trainer.ds_config.request import OPTIONS, request_of
 
 
 def main(argv: Optional[List[str]] = None) -> int:
@@ -25,14 +25,14 @@ def main(argv: Optional[List[str]] = None) -> int:
             parser.add_argument(each.flag, dest=each.field, type=each.type, choices=values, help=each.help)
         else:
             parser.add_argument(each.flag, dest=each.field, type=each.type, metavar=each.metavar, help=each.ranged_help)
-    given = vars(parser.parse_args(argv))
+    options = vars(parser.parse_args(argv))
     try:
-        request = request_of(given, given["like"])
+        request = request_of(options, options["like"])
         content = text(make(request))
-        if given["output"] is None:
+        if options["output"] is None:
             sys.stdout.write(content)
         else:
-            given["output"].write_text(content, encoding="utf-8")
+            options["output"].write_text(content, encoding="utf-8")
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n" + (f"try: {error.hint}\n" if error.hint else ""))
         return 2

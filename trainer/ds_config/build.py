@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, List, Optional
 
-from trainer.ds_config.options import check_bounds
-from trainer.ds_config.request import Request, check, precision_of
+from trainer.ds_config.request import Request, check, check_bounds, precision_of
 
 AUTO = "auto"
 FILLED = frozenset({  # keys that transformers' Trainer fills in (transformers 5.6, integrations/deepspeed.py)

@@ -32,15 +32,15 @@ from trainer.gpt.start import Start
 def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0915 - it reads from top to bottom
     """Run the program."""
     # Options
-    given = read(argv)
-    source = start.find(given)
-    config = start.complete(given, source)
+    options = read(argv)
+    source = start.find(options)
+    config = start.complete(options, source)
     signals = listen_for_signals()
 
     # Ranks
     group = ranks.join(config.device)
     device, world = group.device, group.world
-    config = start.keep_batch(config, given, source, world)
+    config = start.keep_batch(config, options, source, world)
     micro_steps = accumulation(config, world)
     torch.set_float32_matmul_precision("high")
 
@@ -77,7 +77,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
         if engine.scale.is_used:
             engine.scale.value = origin.resumed.state.scale
         log.say("resumed from %s at step %d" % (origin.resumed.folder, step))
-        for line in start.changes(config, given, source):
+        for line in start.changes(config, options, source):
             log.say("resume: %s" % line)
         if step == config.max_iters:
             log.say("resume: the training is already finished")

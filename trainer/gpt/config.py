@@ -188,7 +188,7 @@ RELATIONS = (
 
 
 @dataclass(frozen=True)
-class Given:
+class UserOptions:
     """The options given on a command line and in its file, without defaults."""
 
     values: Mapping[str, Any]
@@ -205,19 +205,19 @@ def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def read(argv: Optional[List[str]] = None) -> Given:
+def read(argv: Optional[List[str]] = None) -> UserOptions:
     """Read a command line and its file.
 
     Raises:
         RefusedError: an unknown option or key, an invalid value, or a number outside its bound.
     """
     parser = _parser()
-    given = parser.read(argv)
-    path = given.pop("config", None)
+    options = parser.read(argv)
+    path = options.pop("config", None)
     values = dict(_from_file(path)) if path else {}
-    in_file = [name for name in values if name not in given]
-    values.update(given)
-    return Given(values, path, in_file)
+    in_file = [name for name in values if name not in options]
+    values.update(options)
+    return UserOptions(values, path, in_file)
 
 
 def from_arguments(argv: Optional[List[str]] = None) -> Config:
@@ -317,7 +317,7 @@ def _value(path: Path, key: str, value: Any) -> Any:
     return value
 
 
-def complete(given: Given, stored: Optional[Mapping[str, Any]] = None, source: str = "") -> Config:
+def complete(options: UserOptions, stored: Optional[Mapping[str, Any]] = None, source: str = "") -> Config:
     """Return all options: those given, then those ``stored`` in a checkpoint or model ``source``, then the defaults.
 
     Raises:
@@ -325,18 +325,18 @@ def complete(given: Given, stored: Optional[Mapping[str, Any]] = None, source: s
     """
     fields = {each.name: each for each in dataclasses.fields(Config)}
     stored = stored or {}
-    inherited = {name: stored[name] for name in stored if name in fields and name not in given.values}
+    inherited = {name: stored[name] for name in stored if name in fields and name not in options.values}
     for name, value in inherited.items():
         bound = fields[name].metadata.get("bound")
         if bound:
             check_bound("%s: %s" % (source, name), value, bound)
-    config = _with_sizes(Config(**{**inherited, **given.values}), given)
+    config = _with_sizes(Config(**{**inherited, **options.values}), options)
     if not config.data:
         raise RefusedError("--data is missing", "python -m trainer.gpt.prepare TEXT --out DIR, then --data DIR")
 
     def shown(name: str) -> str:
-        text = "%s %s" % (given.where(name), getattr(config, name))
-        if name in given.values:
+        text = "%s %s" % (options.where(name), getattr(config, name))
+        if name in options.values:
             return text
         return "%s (%s)" % (text, source if name in inherited else "default")
 
@@ -346,14 +346,14 @@ def complete(given: Given, stored: Optional[Mapping[str, Any]] = None, source: s
     return config
 
 
-def _with_sizes(config: Config, given: Given) -> Config:
+def _with_sizes(config: Config, options: UserOptions) -> Config:
     """Set the sizes of a published model, unless others are given."""
     if config.model == "custom":
         return config
     sizes: Dict[str, Any] = dict(zip(SIZES, MODELS[config.model]))  # noqa: B905 - Python 3.9 has no strict
     for name, size in sizes.items():
-        if given.values.get(name, size) != size:
-            what = "%s %s: %s has %d" % (given.where(name), given.values[name], config.model, size)
+        if options.values.get(name, size) != size:
+            what = "%s %s: %s has %d" % (options.where(name), options.values[name], config.model, size)
             raise RefusedError(what, "--model custom, or remove %s" % option(name))
     return dataclasses.replace(config, **sizes)
 
@@ -405,11 +405,11 @@ class Parser(argparse.ArgumentParser):
         Raises:
             RefusedError: an unknown option, or a value outside its bound.
         """
-        given = vars(self.parse_args(argv))
+        options = vars(self.parse_args(argv))
         for name, (option, bound) in self.bounds.items():
-            if name in given:
-                check_bound(option, given[name], bound)
-        return given
+            if name in options:
+                check_bound(option, options[name], bound)
+        return options
 
     def error(self, message: str) -> Any:
         """Raise a RefusedError instead of printing the usage and exiting."""

@@ -47,10 +47,10 @@ def make_parser() -> Parser:
 
 def main(argv: Optional[List[str]] = None) -> None:
     """Run the program."""
-    given = argparse.Namespace(**make_parser().read(argv))
-    found = checkpoint.find(given.checkpoint)
-    export(found, given.folder)
-    sys.stdout.write("%s: step %d of %s\n" % (given.folder, found.state.step, found.folder))
+    options = argparse.Namespace(**make_parser().read(argv))
+    found = checkpoint.find(options.checkpoint)
+    export(found, options.folder)
+    sys.stdout.write("%s: step %d of %s\n" % (options.folder, found.state.step, found.folder))
 
 
 if __name__ == "__main__":

@@ -196,24 +196,24 @@ def make_parser() -> Parser:
 
 def main(argv: Optional[List[str]] = None) -> None:
     """Run the program."""
-    given = argparse.Namespace(**make_parser().read(argv))
+    options = argparse.Namespace(**make_parser().read(argv))
     vocabulary: Optional[tokens.Tokens]
-    if given.vocabulary:
-        path = given.vocabulary
+    if options.vocabulary:
+        path = options.vocabulary
         vocabulary = tokens.load(path) if path.is_dir() else tokens.read_bpe(path)
         if vocabulary is None:
             raise RefusedError("%s: no vocabulary found" % path, "name a folder with %s" % tokens.BPE)
-    elif given.tokens == "bpe":
-        pieces = (text for path in given.texts for text in chunks(path))
-        vocabulary = tokens.train_bpe(pieces, given.vocab_size)
+    elif options.tokens == "bpe":
+        pieces = (text for path in options.texts for text in chunks(path))
+        vocabulary = tokens.train_bpe(pieces, options.vocab_size)
     else:
-        vocabulary = characters_of(given.texts)
+        vocabulary = characters_of(options.texts)
     try:
-        counts = prepare(given.texts, given.out, vocabulary, given.val, given.shard_tokens, given.workers)
+        counts = prepare(options.texts, options.out, vocabulary, options.val, options.shard_tokens, options.workers)
     except OSError as error:
-        raise RefusedError("%s: %s" % (given.out, error.strerror), "a writable folder with free space") from error
+        raise RefusedError("%s: %s" % (options.out, error.strerror), "a writable folder with free space") from error
     counted = ", ".join("%d tokens in %s" % (count, split) for split, count in counts.items())
-    sys.stdout.write("%s: %s, vocabulary of %d\n" % (given.out, counted, vocabulary.size))
+    sys.stdout.write("%s: %s, vocabulary of %d\n" % (options.out, counted, vocabulary.size))
 
 
 LARGE = 16 << 20  # bytes of text from which starting more processes pays off

@@ -97,19 +97,19 @@ def make_parser() -> Parser:
 
 def main(argv: Optional[List[str]] = None) -> None:
     """Run the program."""
-    given = argparse.Namespace(**make_parser().read(argv))
-    model, vocabulary = load(given.model)
+    options = argparse.Namespace(**make_parser().read(argv))
+    model, vocabulary = load(options.model)
     has_gpu = torch.cuda.is_available()
-    if given.device == "cuda" and not has_gpu:
+    if options.device == "cuda" and not has_gpu:
         raise RefusedError("--device cuda: torch %s sees no GPU here" % torch.__version__, "--device cpu")
-    model.to("cuda" if has_gpu and given.device != "cpu" else "cpu")
-    prompt = list(vocabulary.encode(given.prompt))
+    model.to("cuda" if has_gpu and options.device != "cpu" else "cpu")
+    prompt = list(vocabulary.encode(options.prompt))
     if not prompt:
         raise RefusedError("--prompt is empty", "--prompt TEXT")
-    generator = torch.Generator().manual_seed(given.seed)
-    for _ in range(given.count):
-        written = write(model, prompt, given.tokens, given.temperature, given.top_k, generator, vocabulary.size)
-        sys.stdout.write(given.prompt + vocabulary.decode(written) + "\n")
+    generator = torch.Generator().manual_seed(options.seed)
+    for _ in range(options.count):
+        written = write(model, prompt, options.tokens, options.temperature, options.top_k, generator, vocabulary.size)
+        sys.stdout.write(options.prompt + vocabulary.decode(written) + "\n")
 
 
 if __name__ == "__main__":

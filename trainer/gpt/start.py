@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from trainer.gpt import checkpoint, config, engine, tokens, weights
 from trainer.gpt.checkpoint import Checkpoint
-from trainer.gpt.config import MODELS, OWN, SIZES, Config, Given, option
+from trainer.gpt.config import MODELS, OWN, SIZES, Config, UserOptions, option
 from trainer.gpt.data import DataSet, identity
 from trainer.gpt.errors import RefusedError
 from trainer.gpt.model import GPT, Shape, fill, first_weights
@@ -52,17 +52,17 @@ class Start:
     data: Optional[List[Dict[str, Any]]] = None
 
 
-def find(given: Given) -> Source:
+def find(options: UserOptions) -> Source:
     """Find the source that a command line names.
 
     Raises:
         RefusedError: it does not exist.
     """
-    out, init = Path(given.values.get("out", Config.out)), given.values.get("init", Config.init)
-    resume = given.values.get("resume") or os.environ.get(RESUME, "")
+    out, init = Path(options.values.get("out", Config.out)), options.values.get("init", Config.init)
+    resume = options.values.get("resume") or os.environ.get(RESUME, "")
     if resume:
         found = checkpoint.find(out / "latest" if resume == "latest" else Path(resume))
-        by_agent = not given.values.get("resume")
+        by_agent = not options.values.get("resume")
         if not by_agent:  # the agent knows which checkpoints lack files
             _check_newest(found, out)
         return Source(str(found.folder), found.state.shape, resumed=found, by_agent=by_agent)
@@ -80,7 +80,7 @@ def find(given: Given) -> Source:
     return Source(str(path), weights.read_shape(path), folder=path)
 
 
-def complete(given: Given, source: Source) -> Config:
+def complete(options: UserOptions, source: Source) -> Config:
     """Return all options. A resumed training inherits its checkpoint's, any other at most its source's shape.
 
     Raises:
@@ -88,18 +88,18 @@ def complete(given: Given, source: Source) -> Config:
     """
     shape = source.shape
     if shape is None:
-        return config.complete(given)
-    _check_sizes(given, shape, source.name)
+        return config.complete(options)
+    _check_sizes(options, shape, source.name)
     stored: Dict[str, Any] = {"block_size": shape.block_size}
     if source.resumed:
         config_before = source.resumed.state.config
         stored = {name: value for name, value in config_before.items() if name not in OWN}
-        _check_init(given, config_before.get("init", Config.init), source.name)
+        _check_init(options, config_before.get("init", Config.init), source.name)
         sizes = MODELS.get(str(config_before.get("model")))
         if sizes != (shape.n_layer, shape.n_head, shape.n_embd):  # an earlier version ignored --model with --init
             stored["model"] = "custom"
     stored.update({name: getattr(shape, name) for name in SIZES})
-    merged = config.complete(given, stored, source.name)
+    merged = config.complete(options, stored, source.name)
     if merged.block_size > shape.block_size:
         what = "--block-size %d: %s has %d positions" % (merged.block_size, source.name, shape.block_size)
         raise RefusedError(what, "--block-size %d" % shape.block_size)
@@ -108,7 +108,7 @@ def complete(given: Given, source: Source) -> Config:
     return merged
 
 
-def keep_batch(config: Config, given: Given, source: Source, world: int) -> Config:
+def keep_batch(config: Config, options: UserOptions, source: Source, world: int) -> Config:
     """Return the options with as many samples per step as the checkpoint had, on any number of ranks.
 
     Raises:
@@ -118,18 +118,18 @@ def keep_batch(config: Config, given: Given, source: Source, world: int) -> Conf
         return config
     before = source.resumed.state.samples
     batch = config.batch_size
-    if "global_batch" in given.values:
-        config = replace(config, accumulation=given.values.get("accumulation", 1))
-    elif "accumulation" in given.values:
+    if "global_batch" in options.values:
+        config = replace(config, accumulation=options.values.get("accumulation", 1))
+    elif "accumulation" in options.values:
         config = replace(config, global_batch=0)
     else:
-        if before % (batch * world) and before % world == 0 and "batch_size" not in given.values:
+        if before % (batch * world) and before % world == 0 and "batch_size" not in options.values:
             share = before // world
             batch = max(each for each in range(1, min(batch, share) + 1) if share % each == 0)
         if before % (batch * world) == 0:
             micro_steps = 1 if config.global_batch else before // (batch * world)
             evaluated = config.eval_iters * config.batch_size  # samples: as many as before
-            if batch != config.batch_size and "eval_iters" not in given.values:
+            if batch != config.batch_size and "eval_iters" not in options.values:
                 config = replace(config, eval_iters=max(1, evaluated // batch))
             return replace(config, batch_size=batch, accumulation=micro_steps)
     if not config.allow_changes:
@@ -141,13 +141,13 @@ def keep_batch(config: Config, given: Given, source: Source, world: int) -> Conf
             fix = "use another number of ranks or --batch-size" if before % each else "--global-batch %d" % before
             sizes = (source.name, before, world, config.batch_size, result)
             raise RefusedError(what % sizes, "%s; or --allow-changes" % fix)
-    elif config.global_batch and not {"global_batch", "accumulation"} & set(given.values):
+    elif config.global_batch and not {"global_batch", "accumulation"} & set(options.values):
         micro_steps = max(1, round(config.global_batch / (config.batch_size * world)))
         config = replace(config, global_batch=0, accumulation=micro_steps)
     return config
 
 
-def changes(config: Config, given: Given, source: Source) -> List[str]:
+def changes(config: Config, options: UserOptions, source: Source) -> List[str]:
     """Return how a resumed training differs from its checkpoint, a line for each option."""
     if not source.resumed:
         return []
@@ -156,7 +156,7 @@ def changes(config: Config, given: Given, source: Source) -> List[str]:
     for name, value in dataclasses.asdict(config).items():
         if name in OWN or name not in before or (list(value) if name == "data" else value) == before[name]:
             continue
-        why = given.where(name) if name in given.values else "for as many samples as before"
+        why = options.where(name) if name in options.values else "for as many samples as before"
         lines.append("%s: %s instead of %s (%s)" % (name, value, before[name], why))
     return lines
 
@@ -198,24 +198,24 @@ def _check_newest(found: Checkpoint, out: Path) -> None:
         raise RefusedError(what, "use --resume latest, or another --out to continue from step %d" % found.state.step)
 
 
-def _check_sizes(given: Given, shape: Shape, name: str) -> None:
+def _check_sizes(options: UserOptions, shape: Shape, name: str) -> None:
     """Refuse sizes that differ from the model's."""
-    model = given.values.get("model", "custom")
+    model = options.values.get("model", "custom")
     for at, size in enumerate(SIZES):
         has = getattr(shape, size)
-        wanted = given.values.get(size, has)
+        wanted = options.values.get(size, has)
         if wanted != has:
-            what = "%s %s: %s has %d" % (given.where(size), wanted, name, has)
+            what = "%s %s: %s has %d" % (options.where(size), wanted, name, has)
             raise RefusedError(what, "remove %s, or use --init scratch and another --out" % option(size))
         if model != "custom" and MODELS[model][at] != has:
-            what = "%s %s has %s %d, %s has %d" % (given.where("model"), model, size, MODELS[model][at], name, has)
+            what = "%s %s has %s %d, %s has %d" % (options.where("model"), model, size, MODELS[model][at], name, has)
             raise RefusedError(what, "remove --model, or use --init scratch and another --out")
 
 
-def _check_init(given: Given, before: str, name: str) -> None:
-    init = given.values.get("init", before)
+def _check_init(options: UserOptions, before: str, name: str) -> None:
+    init = options.values.get("init", before)
     if init != before and Path(init).resolve() != Path(before).resolve():
-        what = "%s %s: %s started from %s" % (given.where("init"), init, name, before)
+        what = "%s %s: %s started from %s" % (options.where("init"), init, name, before)
         raise RefusedError(what, "remove --init; or remove --resume and use another --out")
 
 
@@ -255,10 +255,10 @@ def _check_data(
 
     if before is None or config.allow_changes or without_folders(before) == without_folders(now):
         return
-    was, given = (
+    data_before, data_now = (
         ", ".join("%(folder)s (%(tokens)d tokens, share %(share)g)" % each for each in sets) for sets in (before, now)
     )
-    what = "--data %s: %s was trained with %s" % (given, name, was)
+    what = "--data %s: %s was trained with %s" % (data_now, name, data_before)
     raise RefusedError(what, "use --init %s with another --out for a new training; or --allow-changes" % name)
 
 

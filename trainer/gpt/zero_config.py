@@ -26,11 +26,11 @@ def make(config: Config, stage: int, micro_steps: int, dtype: object, on_gpu: bo
     precision = PRECISIONS[str(dtype)]
     if precision == "fp16" and not on_gpu:
         raise RefusedError("DeepSpeed supports fp16 only on GPUs", "use --dtype bfloat16, or --engine plain")
-    given = _read(config.deepspeed_config)
-    theirs = given.get("zero_optimization", {}).get("stage", stage)
-    if theirs != stage:
-        what = "%s is for stage %s" % (config.deepspeed_config, theirs)
-        raise RefusedError(what, "use --engine zero%s, or remove --deepspeed-config" % theirs)
+    user_config = _read(config.deepspeed_config)
+    user_stage = user_config.get("zero_optimization", {}).get("stage", stage)
+    if user_stage != stage:
+        what = "%s is for stage %s" % (config.deepspeed_config, user_stage)
+        raise RefusedError(what, "use --engine zero%s, or remove --deepspeed-config" % user_stage)
     request = ds_config.Request(
         stage=stage,
         target="own",
@@ -44,8 +44,8 @@ def make(config: Config, stage: int, micro_steps: int, dtype: object, on_gpu: bo
         accumulation=micro_steps,
         steps_per_print=NEVER,
     )
-    ours = ds_config.make(request)
-    zero = ours["zero_optimization"]
+    default = ds_config.make(request)
+    zero = default["zero_optimization"]
     fixed = {  # overrides the file
         "zero_optimization": {key: zero[key] for key in zero if key == "stage" or key.startswith("offload")},
         "bf16": {"enabled": precision == "bf16"},
@@ -57,7 +57,7 @@ def make(config: Config, stage: int, micro_steps: int, dtype: object, on_gpu: bo
         "zero_force_ds_cpu_optimizer": on_gpu,
         "steps_per_print": NEVER,
     }
-    merged = _over(_over(ours, given), fixed)
+    merged = _over(_over(default, user_config), fixed)
     for key in ("offload_optimizer", "offload_param"):
         if stage == 3 and merged["zero_optimization"].get(key, {}).get("device") == "nvme":
             what = "%s: %s to nvme, which checkpoints cannot be written from" % (config.deepspeed_config, key)

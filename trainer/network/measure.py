@@ -1,8 +1,7 @@
 """One rank: connects to the others, runs every operation in every size, and reports the times.
 
 ``work``, the first line of stdin: ``backend`` ("nccl" or "gloo"), ``ops`` and ``sizes`` (bytes), ``seconds`` to spend
-on each, ``rounds`` of pairs of nodes and ``pair_size`` (see ``pairs``), ``counts`` (processes of each node) and
-``timeout``.
+on each, ``rounds`` of pairs of nodes and ``pair_size``, ``counts`` (processes of each node) and ``timeout``.
 
 Its events, one JSON object per line:
 
@@ -12,9 +11,15 @@ Its events, one JSON object per line:
 ``row``      from rank 0: ``op``, ``bytes``, ``world``, ``times`` (seconds of each iteration, of the slowest rank),
              ``wrong`` (incorrect elements, on all ranks)
 ``skipped``  from rank 0: ``op``, ``why`` it is not possible
-``pair``     see ``pairs``
+``pair``     from the process of the pair's first node: ``a``, ``b`` (node numbers), ``local``, ``bytes`` (in each
+             direction), ``times`` and ``wrong``
 ``alive``    the rank is running and has no result
 ``error``    why the rank fails: ``text``
+
+In every round of pairs each node exchanges data with one other, all pairs of a round at once. ``rounds`` lists the
+rounds; a round lists its pairs of node numbers. Processes of a pair are matched by local rank, and both send and
+receive at the same time. They agree on the number of iterations through the store, so a pair never waits for another
+pair.
 """
 
 from __future__ import annotations
@@ -24,14 +29,13 @@ import os
 import socket
 import sys
 import threading
+import time
 from datetime import timedelta
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 import torch.distributed as dist
-from operations import OPERATIONS, UnsupportedError
-from pairs import measure_pairs
-from timing import Stopwatch
+from operations import OPERATIONS, Exchange, Operation, UnsupportedError
 
 Emit = Callable[..., None]
 
@@ -106,3 +110,113 @@ def _device(backend: str, local: int) -> Any:
     torch.cuda.set_device(local)
     free, total = torch.cuda.mem_get_info()
     return torch.device("cuda", local), total - free
+
+
+def partner(counts: List[int], pairs: List[List[int]], rank: int) -> Optional[Tuple[int, int, int, int]]:
+    """A rank's exchange in a round: (first node, second node, local rank, partner's rank); None: it is idle."""
+    node, local = locate(counts, rank)
+    for a, b in pairs:
+        if node in (a, b) and local < min(counts[a], counts[b]):
+            return a, b, local, sum(counts[: b if node == a else a]) + local
+    return None
+
+
+def locate(counts: List[int], rank: int) -> Tuple[int, int]:
+    """Return the node of a rank, and its local rank."""
+    for node, count in enumerate(counts):
+        if rank < count:
+            return node, rank
+        rank -= count
+    raise ValueError("no such rank")
+
+
+def measure_pairs(work: Dict[str, Any], rank: int, store: Any, stopwatch: Stopwatch, emit: Callable[..., None]) -> None:
+    """Run every round."""
+    count = work["pair_size"] // 4
+    for number, pairs in enumerate(work["rounds"]):
+        found = partner(work["counts"], pairs, rank)
+        if found is not None:
+            a, b, local, other = found
+            exchange = Exchange(rank, other, other)
+            exchange.fill(count, stopwatch.device)
+            exchange.run()  # connects
+            wrong = exchange.wrong()
+            key = "round/%d/%d/%d" % (number, a, local)
+            if rank < other:
+                each = stopwatch.times(exchange.run, 1)[0]
+                store.set(key, str(iterations(work["seconds"], each)))
+            else:
+                stopwatch.times(exchange.run, 1)
+            times = stopwatch.times(exchange.run, int(store.get(key)))
+            if rank < other:
+                emit("pair", a=a, b=b, local=local, bytes=count * 4, times=times, wrong=wrong)
+        stopwatch.sync()
+        emit("alive")
+
+
+LEAST = 5  # iterations, for a median and a spread
+MOST = 200
+
+
+def iterations(seconds: float, each: float) -> int:
+    """Return how many iterations of ``each`` seconds fill ``seconds``."""
+    return max(LEAST, min(MOST, int(seconds / max(each, 1e-9))))
+
+
+class Stopwatch:
+    """Times operations of all ranks. Every rank calls the same methods in the same order."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+
+    def sync(self) -> None:
+        """Wait for all ranks."""
+        self.agree([0.0])
+
+    def agree(self, numbers: List[float], op: Any = dist.ReduceOp.MAX) -> List[float]:
+        """Reduce each number over all ranks, by default to its maximum."""
+        shared = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.all_reduce(shared, op)
+        return [float(number) for number in shared.tolist()]
+
+    def measure(self, operation: Operation, seconds: float) -> Tuple[List[float], int]:
+        """Return the seconds of every iteration, of the slowest rank, and the number of wrong elements.
+
+        Raises:
+            UnsupportedError: this torch does not support the operation; raised on every rank.
+        """
+        operation.fill()
+        try:
+            operation.run()
+        except (AttributeError, NotImplementedError, RuntimeError) as error:
+            if not means_unsupported(error):
+                raise
+            raise UnsupportedError(str(error).strip().splitlines()[0]) from error
+        wrong = int(self.agree([operation.wrong()], dist.ReduceOp.SUM)[0])
+        self.sync()
+        count = iterations(seconds, self.agree(self.times(operation.run, 1))[0])
+        self.sync()
+        return self.agree(self.times(operation.run, count)), wrong
+
+    def times(self, run: Callable[[], None], count: int) -> List[float]:
+        """Return the seconds of ``count`` consecutive iterations on this rank."""
+        if self.device.type != "cuda":
+            marks = [time.perf_counter()]
+            for _ in range(count):
+                run()
+                marks.append(time.perf_counter())
+            return [marks[index + 1] - marks[index] for index in range(count)]
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
+        events[0].record()
+        for event in events[1:]:
+            run()
+            event.record()
+        torch.cuda.synchronize(self.device)
+        return [events[index].elapsed_time(events[index + 1]) / 1e3 for index in range(count)]
+
+
+def means_unsupported(error: Exception) -> bool:
+    """Whether an error means that the backend lacks the operation, rather than that it failed."""
+    text = str(error).lower()
+    lacking = ("not support", "unsupported", "not implemented", "no attribute")
+    return isinstance(error, (AttributeError, NotImplementedError)) or any(each in text for each in lacking)

@@ -4,7 +4,8 @@
 safetensors   8 bytes (little endian): the length of a JSON header, whose ``data_offsets`` say how long the file
               is (https://github.com/huggingface/safetensors#format)
 torch.save    a zip whose central directory comes last and names every member with its CRC-32; before torch 1.6,
-              and with DeepSpeed's ``checkpoint_serialization: false``, pickles followed by raw storages
+              and with DeepSpeed's ``checkpoint_serialization: false``, pickles followed by raw storages. Nothing in
+              them is imported or run
 JSON          must parse
 ============  ==================================================================================================
 
@@ -16,9 +17,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import struct
+import zipfile
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Optional, Tuple
+from typing import Any, BinaryIO, Dict, NamedTuple, Optional, Tuple
 
 from ..contract.untrusted import UntrustedError, parse_json, parse_object
 
@@ -51,7 +54,7 @@ def look(path: Path) -> Tuple[File, Any]:
     """
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
-        said = None
+        content = None
         torn = None
         mark = b""
         try:
@@ -60,17 +63,18 @@ def look(path: Path) -> Tuple[File, Any]:
             elif path.name.endswith(TORCH):
                 mark = _torch(file, found.st_size, path.name.endswith(".distcp"))
             elif path.name.endswith(".json"):
-                said, mark = _json(file, found.st_size)
+                content, mark = _json(file, found.st_size)
         except TornError as error:
             torn = str(error)
         digest = hashlib.sha256(mark or _places(file, found.st_size)).hexdigest()[:16]
-        return File(found.st_size, found.st_mtime_ns, digest, torn), said
+        return File(found.st_size, found.st_mtime_ns, digest, torn), content
 
 
 def _places(file: BinaryIO, size: int) -> bytes:
-    """Blocks from the start, the end and between."""
-    step = max(BLOCK, (size - BLOCK) // (PLACES - 1))
-    return b"".join(os.pread(file.fileno(), BLOCK, at) for at in range(0, max(size, 1), step))
+    """Read the first block, the last one, and blocks at equal distances between them."""
+    last = max(0, size - BLOCK)
+    places = sorted({last * number // (PLACES - 1) for number in range(PLACES)})
+    return b"".join(os.pread(file.fileno(), BLOCK, place) for place in places)
 
 
 def _safetensors(file: BinaryIO, size: int) -> bytes:
@@ -80,8 +84,8 @@ def _safetensors(file: BinaryIO, size: int) -> bytes:
         raise TornError("its header is truncated")
     header = file.read(length)
     try:
-        said = parse_object(header, limit=HEADER)
-        tensors = {name: at for name, at in said.items() if name != "__metadata__"}
+        parsed = parse_object(header, limit=HEADER)
+        tensors = {name: at for name, at in parsed.items() if name != "__metadata__"}
         end = max((int(tensor["data_offsets"][1]) for tensor in tensors.values()), default=0)
     except (ValueError, OverflowError, AttributeError, KeyError, IndexError, TypeError) as error:
         raise TornError("its header is damaged") from error
@@ -91,18 +95,15 @@ def _safetensors(file: BinaryIO, size: int) -> bytes:
 
 
 def _torch(file: BinaryIO, size: int, any_content: bool) -> bytes:
-    # Imported with the first such file: zipfile and pickle are a tenth of an agent's start.
-    from . import torch_files  # noqa: PLC0415
-
     start = file.read(4)
     if start == b"PK\x03\x04":
-        return torch_files.zip_members(file)
+        return _zip_members(file)
     if any_content:  # torch.distributed.checkpoint joins several saves in one file
         return b""
     if start[:1] != b"\x80":
         raise TornError("it does not start like a torch file" if size else "it is empty")
     file.seek(0)
-    torch_files.check_pickles(file, size)
+    _check_pickles(file, size)
     return b""
 
 
@@ -114,3 +115,96 @@ def _json(file: BinaryIO, size: int) -> Tuple[Any, bytes]:
         return parse_json(data, limit=JSON, depth=DEPTH), data
     except UntrustedError as error:
         raise TornError("it is not complete JSON") from error
+
+
+# What torch.serialization writes first without zip: its magic number and protocol version.
+_LEGACY = (0x1950A86A20F9469CFC6C, 1001)
+_SIZES = {  # bytes of an element, by the name of the storage's class
+    **dict.fromkeys(("ComplexDouble",), 16),
+    **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+    **dict.fromkeys(("Byte", "Char", "Bool", "Untyped"), 1),
+}
+
+
+def _zip_members(file: BinaryIO) -> bytes:
+    """Names, checksums and sizes of the members of a zip.
+
+    Raises:
+        TornError: it is truncated or damaged.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            end = archive.start_dir
+    except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, OSError) as error:
+        raise TornError("it is truncated: its zip directory is missing") from error
+    if not members or members[0].header_offset or any(one.header_offset + one.compress_size > end for one in members):
+        raise TornError("its zip directory does not match the file")
+    return repr([(one.filename, one.CRC, one.file_size) for one in members]).encode()
+
+
+class _Stub:
+    """A stand-in for every class in a pickle: nothing of it is imported or run."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __call__(self, *_: Any, **__: Any) -> "_Stub":
+        return _Stub()
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def __setstate__(self, _: Any) -> None:
+        pass
+
+    def append(self, _: Any) -> None:
+        """A pickle may fill a list."""
+
+    def extend(self, _: Any) -> None:
+        """The same."""
+
+    def add(self, _: Any) -> None:
+        """The same, for a set."""
+
+
+class _Storages(pickle.Unpickler):
+    """Reads from torch's pickle only the lengths of the storages that follow it."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__(file)
+        self.bytes: Dict[str, int] = {}
+
+    def find_class(self, _: str, name: str) -> Any:
+        """A stand-in class with that name."""
+        return type(name, (_Stub,), {})
+
+    def persistent_load(self, pid: Any) -> Any:
+        """Note ``("storage", type, key, place, elements, …)``."""
+        if isinstance(pid, tuple) and len(pid) >= 5 and pid[0] == "storage":
+            self.bytes[str(pid[2])] = int(pid[4]) * _SIZES[pid[1].__name__.replace("Storage", "")]
+        return _Stub()
+
+
+def _check_pickles(file: BinaryIO, size: int) -> None:
+    """Check the length of a file without zip.
+
+    It holds the magic number, the protocol, the system, the object and the keys of its storages. The elements and bytes
+    of each storage follow.
+
+    Raises:
+        TornError: it is truncated or damaged.
+    """
+    try:
+        begins = (_Storages(file).load(), _Storages(file).load()) == _LEGACY
+        _Storages(file).load()
+        storages = _Storages(file)
+        storages.load()
+        keys = _Storages(file).load()
+        end = file.tell() + sum(8 + storages.bytes[str(key)] for key in keys)
+    except Exception as error:  # a truncated pickle raises nearly anything
+        raise TornError("its pickles are truncated") from error
+    if not begins or end != size:
+        raise TornError("it has %d of %d bytes" % (size, end))

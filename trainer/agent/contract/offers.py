@@ -60,7 +60,7 @@ def _file(value: Any) -> bool:
     return number(size) and number(mtime) and text(mark) and (torn is None or text(torn))
 
 
-def _says(name: Any, value: Any) -> bool:
+def _content(name: Any, value: Any) -> bool:
     return text(value) if name == "latest" else text(name) and _list_of(value, text, 0, FILES)
 
 
@@ -73,5 +73,5 @@ def _checkpoint(value: Any) -> bool:
         and len(files) <= FILES
         and all(file_name(name) and _file(facts) for name, facts in files.items())
         and isinstance(says, dict)
-        and all(_says(name, said) for name, said in says.items())
+        and all(_content(name, value) for name, value in says.items())
     )

@@ -60,7 +60,7 @@ class Hang(NamedTuple):
     """What counts as a hang, and how the agent reacts to one.
 
     Attributes:
-        after: seconds without progress; None: the pace of the run decides, see ``watch/silence.py``.
+        after: seconds without progress; None: the pace of the run decides, see ``silence.py``.
         policy: ``stop`` or ``warn``.
     """
 
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
         first_rank: the global rank of local rank 0.
         unset: variables that the command does not inherit.
         cwd: the folder in which the command starts; "": the folder of the plan.
-        logs: the node's folder of the run, see ``trainer/agent/node_plan.py``.
+        logs: the node's folder of the run, see ``trainer/agent/run_files.py``.
         rank_logs: the folder for the output of ranks; "": ``ranks`` in ``logs``.
         progress: LLaMA-Factory's ``trainer_log.jsonl``, which rank 0 writes.
         private: folders to create for this user alone.

@@ -10,7 +10,7 @@ connection has its own thread, so the link's heartbeats continue meanwhile.
     sender    {"size": 123, "mtime": 1700000000000000000}  and 123 bytes in pieces  and {"end": true}
           or  {"error": why}
 
-Each message and each piece is a frame with a MAC (see ``frames.py``). A byte that another host changed ends the
+Each message and each piece is a frame with a MAC (see ``protocol.py``). A byte that another host changed ends the
 connection before it is written.
 
 A name is relative to the shared folder. No part of it may be ``..`` or a symlink, on either side. A file is written
@@ -30,9 +30,22 @@ import threading
 import time
 from typing import Any, Callable, Counter, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
+from . import CopyError
 from .endpoint import whole
-from .frames import LINE, PIECE, SILENCE, CopyError, InvalidMessageError, Session, Stream
-from .handshake import DEADLINE, HELLO, Caller, RefusedError, UnknownPeerError, admitted
+from .protocol import (
+    DEADLINE,
+    HELLO,
+    LINE,
+    PIECE,
+    SILENCE,
+    Caller,
+    InvalidMessageError,
+    RefusedError,
+    Session,
+    Stream,
+    UnknownPeerError,
+    check_welcome,
+)
 
 TEMPORARY = ".clusterctl-copy-"  # prefix of the name of a file that is being written
 
@@ -75,38 +88,38 @@ def serve(stream: Stream, folder: Optional[str]) -> None:
         CopyError: the connection broke, or a file changed while it was sent.
     """
     while True:
-        asked = stream.hear()
-        if asked is None:
+        request = stream.receive()
+        if request is None:
             return
         try:
-            fd = _open_file(folder, asked)
+            fd = _open_file(folder, request)
         except (CopyError, OSError, UnicodeError) as error:
-            stream.say({"error": getattr(error, "strerror", None) or str(error)})
+            stream.send({"error": getattr(error, "strerror", None) or str(error)})
             continue
         with os.fdopen(fd, "rb", buffering=0) as file:
             send_file(stream, file)
 
 
-def _open_file(folder: Optional[str], asked: Dict[str, Any]) -> int:
+def _open_file(folder: Optional[str], request: Dict[str, Any]) -> int:
     if folder is None:
         raise CopyError("no folder is shared there")
-    parts = parts_of(asked.get("get"))
+    parts = parts_of(request.get("get"))
     above = _open_folder(folder, parts[:-1], make=False)
     try:
         fd = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=above)
     finally:
         os.close(above)
     found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode) or found.st_size != asked.get("size"):
+    if not stat.S_ISREG(found.st_mode) or found.st_size != request.get("size"):
         os.close(fd)
-        raise CopyError("it is not a file of %.40r bytes (it has %d)" % (asked.get("size"), found.st_size))
+        raise CopyError("it is not a file of %.40r bytes (it has %d)" % (request.get("size"), found.st_size))
     return fd
 
 
 def send_file(stream: Stream, file: Any) -> None:
     """Send an open file in pieces, with its size and modification time."""
     found = os.fstat(file.fileno())
-    stream.say({"size": found.st_size, "mtime": found.st_mtime_ns})
+    stream.send({"size": found.st_size, "mtime": found.st_mtime_ns})
     piece = memoryview(bytearray(PIECE))
     left = found.st_size
     while left:
@@ -115,11 +128,11 @@ def send_file(stream: Stream, file: Any) -> None:
             raise CopyError("%s became shorter while it was sent" % file.name)
         stream.write(piece[:count])
         left -= count
-    stream.say({"end": True})
+    stream.send({"end": True})
 
 
-def receive(stream: Stream, folder: str, name: str, size: int, label: str, told: Callable[[int], None]) -> None:
-    """Request one file and put it in its place. ``told`` is called with the number of bytes of each piece.
+def receive(stream: Stream, folder: str, name: str, size: int, label: str, on_bytes: Callable[[int], None]) -> None:
+    """Request one file and put it in its place. ``on_bytes`` is called with the number of bytes of each piece.
 
     ``label`` makes the temporary name unique to this node, because nodes may share the folder.
 
@@ -128,8 +141,8 @@ def receive(stream: Stream, folder: str, name: str, size: int, label: str, told:
         OSError: it could not be written.
     """
     parts = parts_of(name)
-    stream.say({"get": name, "size": size})
-    answer = stream.hear()
+    stream.send({"get": name, "size": size})
+    answer = stream.receive()
     if answer is None:
         raise CopyError("%s: the other side closed the connection" % name)
     if answer.get("size") != size:
@@ -145,7 +158,7 @@ def receive(stream: Stream, folder: str, name: str, size: int, label: str, told:
         )
         try:
             with os.fdopen(fd, "wb", buffering=0) as file:
-                _write(stream, file, name, size, told)
+                _write(stream, file, name, size, on_bytes)
                 os.fsync(fd)
                 os.utime(fd, ns=(mtime, mtime))
             os.rename(temporary, parts[-1], src_dir_fd=above, dst_dir_fd=above)
@@ -157,7 +170,7 @@ def receive(stream: Stream, folder: str, name: str, size: int, label: str, told:
         os.close(above)
 
 
-def _write(stream: Stream, file: Any, name: str, size: int, told: Callable[[int], None]) -> None:
+def _write(stream: Stream, file: Any, name: str, size: int, on_bytes: Callable[[int], None]) -> None:
     piece = memoryview(bytearray(PIECE))
     left = size
     while left:
@@ -168,8 +181,8 @@ def _write(stream: Stream, file: Any, name: str, size: int, told: Callable[[int]
         while data:
             data = data[file.write(data) :]
         left -= count
-        told(count)
-    end = stream.hear()
+        on_bytes(count)
+    end = stream.receive()
     if end is None or end.get("end") is not True:
         raise CopyError("%s: the other side did not confirm the end of the file" % name)
 
@@ -253,15 +266,15 @@ class Copies:
             with self._changed:
                 self.served[rank] -= 1
 
-    def asked(self, ticket: str) -> None:
+    def give(self, ticket: str) -> None:
         """Another rank: connect to rank 0, which requests files from here."""
-        self._begin(lambda: self._give(self._connect({"purpose": "give", "ticket": ticket})))
+        self._begin(lambda: self._serve_files(self._connect({"purpose": "give", "ticket": ticket})))
 
     def fetch(
         self,
         files: Iterable[Tuple[str, int, int]],
         alive: Callable[[], bool] = lambda: True,
-        told: Callable[[int], None] = lambda _: None,
+        on_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Copy files, given as (name, size, rank that has it), into the shared folder.
 
@@ -278,7 +291,7 @@ class Copies:
         for rank, wanted in sorted(by_rank.items()):
             for left in range(TRIES - 1, -1, -1):
                 try:
-                    self._fetch_from(rank, wanted, folder, alive, told)
+                    self._fetch_from(rank, wanted, folder, alive, on_bytes)
                     break
                 except CopyError as error:
                     if not left or not alive():
@@ -290,14 +303,14 @@ class Copies:
         wanted: List[Tuple[str, int]],
         folder: str,
         alive: Callable[[], bool],
-        told: Callable[[int], None],
+        on_bytes: Callable[[int], None],
     ) -> None:
         """Copy the files of one rank; copied files are removed from ``wanted``."""
         with self._kept(self.open_channel(rank)) as stream:
             stream.alive = lambda: alive() and not self._closed
             while wanted:
                 name, size = wanted[0]
-                receive(stream, folder, name, size, str(self._who["rank"]), told)
+                receive(stream, folder, name, size, str(self._who["rank"]), on_bytes)
                 wanted.pop(0)
 
     def _begin(self, work: Callable[[], None]) -> None:
@@ -322,7 +335,7 @@ class Copies:
                 with self._changed:
                     self.open_sockets.discard(sock)
 
-    def _give(self, stream: Stream) -> None:
+    def _serve_files(self, stream: Stream) -> None:
         with self._kept(stream):
             serve(stream, self.folder)
 
@@ -338,7 +351,7 @@ class Copies:
             return
         rank = whole(hello.get("from"))
         if rank == 0:
-            self._give(stream)
+            self._serve_files(stream)
         elif rank is None:
             stream.sock.close()
         else:
@@ -373,8 +386,8 @@ class Copies:
             sock.sendall(caller.take(read_line(sock)))
             assert caller.session is not None
             stream = Stream(sock, caller.session)
-            stream.say(dict(self._who, **purpose))
-            admitted(stream.hear() or {"refused": "it closed the connection"})
+            stream.send(dict(self._who, **purpose))
+            check_welcome(stream.receive() or {"refused": "it closed the connection"})
         except (OSError, InvalidMessageError, UnknownPeerError, RefusedError, CopyError) as error:
             sock.close()
             raise CopyError("no connection to rank 0: %s" % error) from error

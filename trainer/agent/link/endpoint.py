@@ -21,11 +21,11 @@ import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from ..contract.plan import Link, Plan
-from .frames import MESSAGE, READ, Connection, EndedError, InvalidMessageError, encode
-from .handshake import RefusedError, UnknownPeerError
+from .protocol import MESSAGE, READ, Connection, EndedError, InvalidMessageError, RefusedError, UnknownPeerError, encode
 
 TICK = 0.25  # seconds between looks at the clock
 HURRY = 0.05  # the same, while a connection is missing
+LOOK = 0.2  # seconds between checks for the cancellation of a meeting
 
 
 class Loop:
@@ -49,23 +49,23 @@ class Loop:
         self._lose = lose
         self._broken = broken
         self._posted: Deque[Callable[[], None]] = collections.deque()
-        self._ear, self._mouth = socket.socketpair()
-        self._ear.setblocking(False)
-        self._mouth.setblocking(False)
+        self._wake, self._waker = socket.socketpair()
+        self._wake.setblocking(False)
+        self._waker.setblocking(False)
         self._running = False
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._running = True
-        self.selector.register(self._ear, selectors.EVENT_READ, self._nudged)
+        self.selector.register(self._wake, selectors.EVENT_READ, self._drain)
         self._thread.start()
 
     def post(self, work: Callable[[], None]) -> None:
         """Let the thread do ``work``, soon and in order."""
         self._posted.append(work)
         with contextlib.suppress(OSError):  # it is full, so the thread is about to look; or the loop has ended
-            self._mouth.send(b"\0")
+            self._waker.send(b"\0")
 
     def stop(self, patience: float) -> None:
         """End the thread after the posted work."""
@@ -92,9 +92,9 @@ class Loop:
         with contextlib.suppress(KeyError, ValueError):
             self.selector.unregister(connection)
 
-    def _nudged(self, _: int) -> None:
+    def _drain(self, _: int) -> None:
         with contextlib.suppress(BlockingIOError):
-            while self._ear.recv(4096):
+            while self._wake.recv(4096):
                 pass
 
     def _end(self) -> None:
@@ -127,7 +127,7 @@ class Loop:
             self._close()
 
     def _close(self) -> None:
-        for sock in (self._ear, self._mouth):
+        for sock in (self._wake, self._waker):
             sock.close()
         self.selector.close()
 
@@ -156,18 +156,18 @@ class Peer:
         self.instance = ""  # the id of its process; empty: it has never connected
         self.address = ""
         self.received = 0  # the highest number that it sent
-        self.heard = 0.0  # when anything last arrived
+        self.last_arrival = 0.0  # when anything last arrived
         self.closed: Optional[float] = None  # when its kernel closed the connection
         self.lost = False
         self.gone = False
-        self.left = False  # it has said goodbye
+        self.left = False  # it has sent its goodbye
         self.unacknowledged: Deque[Tuple[int, bytes]] = collections.deque()
         self.size = 0
         self._number = 0  # of the last message for it
         self._written = 0  # of the last message written to the current connection
         self._last_ack = 0  # the last acknowledgement that was sent
 
-    def tell(self, body: bytes) -> bool:
+    def queue(self, body: bytes) -> bool:
         """Queue an encoded message. False: it was dropped, because too much is waiting (earlier messages matter more).
 
         Peers share the bytes of a message for all of them.
@@ -190,7 +190,7 @@ class Peer:
         self.unacknowledged.clear()
         self._number = self.size = 0
         for body in kept:
-            self.tell(body)
+            self.queue(body)
         return True
 
     def attach(self, connection: Connection, received: int, now: float) -> Optional[Connection]:
@@ -199,7 +199,7 @@ class Peer:
         received = min(received, self._number)
         self._acknowledged(received)
         self._written = received
-        self.heard = now
+        self.last_arrival = now
         self.closed = None
         return before
 
@@ -229,10 +229,10 @@ class Peer:
             if connection.waiting >= READ:
                 return
             if number > self._written:
-                connection.say(b'{"n":%d,"m":' % number, body, b"}")
+                connection.send_frame(b'{"n":%d,"m":' % number, body, b"}")
                 self._written = number
         if self._last_ack != self.received or (beat and not connection.waiting):
-            connection.say(encode({"ack": self.received}))
+            connection.send_frame(encode({"ack": self.received}))
             self._last_ack = self.received
 
     def all_acknowledged(self) -> bool:
@@ -243,7 +243,7 @@ class Peer:
         """Return ``lost``, ``gone`` or ``back`` when that has just become true."""
         if self.left or not self.instance:
             return None
-        silent = now - self.heard
+        silent = now - self.last_arrival
         if self.closed is not None and now - self.closed >= RETURN:
             if not self.gone:
                 self.gone = True
@@ -288,13 +288,13 @@ class End:
         """Start the thread."""
         self.loop.start()
 
-    def tell(self, message: Dict[str, Any]) -> None:
+    def send(self, message: Dict[str, Any]) -> None:
         """Send a message to all others. Rank 0 gets all messages and relays them."""
-        self.loop.post(lambda: self._tell_all(message))
+        self.loop.post(lambda: self._send_all(message))
 
-    def tell_one(self, rank: int, message: Dict[str, Any]) -> None:
+    def send_to(self, rank: int, message: Dict[str, Any]) -> None:
         """Send a message to one rank, which must be a peer of this end."""
-        self.loop.post(lambda: self._tell(self.peers[rank], encode(message)))
+        self.loop.post(lambda: self._send(self.peers[rank], encode(message)))
 
     def close(self, patience: float) -> None:
         """Flush the messages (for at most ``patience`` seconds), say goodbye, and end."""
@@ -318,7 +318,7 @@ class End:
             connection = peer.connection
             if connection is not None:
                 with contextlib.suppress(EndedError):
-                    connection.say(encode({"bye": True}))
+                    connection.send_frame(encode({"bye": True}))
                     connection.flush()
                 peer.detach(by_peer=False, now=time.monotonic())
                 self._cut(connection)
@@ -346,7 +346,7 @@ class End:
             self._lose_unknown(connection, error)
         elif by_peer:
             with contextlib.suppress(EndedError, InvalidMessageError):
-                while connection.fill():  # what it said last
+                while connection.fill():  # its last messages
                     self._receive(peer, connection)
         if peer is not None and peer.connection is connection:
             peer.detach(by_peer, time.monotonic())
@@ -368,14 +368,14 @@ class End:
         self.loop.forget(connection)
         connection.close()
 
-    def _tell(self, peer: Peer, body: bytes) -> None:
-        peer.tell(body)
+    def _send(self, peer: Peer, body: bytes) -> None:
+        peer.queue(body)
         self._pump(peer)
 
-    def _tell_all(self, message: Dict[str, Any]) -> None:
+    def _send_all(self, message: Dict[str, Any]) -> None:
         body = encode(message)
         for peer in self.peers.values():
-            self._tell(peer, body)
+            self._send(peer, body)
 
     def _attach(self, peer: Peer, connection: Connection, received: int) -> None:
         before = peer.attach(connection, received, time.monotonic())
@@ -399,7 +399,7 @@ class End:
             try:
                 connection.fill()
             except EndedError:
-                self._receive(peer, connection)  # what it said last
+                self._receive(peer, connection)  # its last messages
                 raise
             self._receive(peer, connection)
         self._pump(peer)
@@ -410,7 +410,7 @@ class End:
             line = connection.message()
             if line is None:
                 return
-            peer.heard = time.monotonic()
+            peer.last_arrival = time.monotonic()
             message = peer.take(line)
             if message is not None:
                 self._handle(peer, message)
@@ -434,13 +434,13 @@ class End:
             self._beaten = now
         hurried = self._closing
         for peer in self.peers.values():
-            peer.heard += late
+            peer.last_arrival += late
             self._pump(peer, beat)
             news = peer.judge(now, self.lost_after)
             if news is not None:
                 message = {"kind": news, "node": peer.node, "rank": peer.rank}
                 if news == "lost":
-                    message["silent"] = round(now - peer.heard, 1)
+                    message["silent"] = round(now - peer.last_arrival, 1)
                 self._news(peer, message)
             hurried = hurried or (peer.closed is not None and not peer.gone and not peer.left)
         if self._closing:

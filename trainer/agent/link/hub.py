@@ -1,4 +1,4 @@
-"""Rank 0's end of the link: it listens, admits the agents of the run, and relays their messages.
+"""Rank 0's end of the link: it listens, admits the agents of the run, relays their messages and decides in meetings.
 
 Anything may connect: a port scanner, another run's agent, garbage. A pending connection has ``DEADLINE`` seconds and
 ``HELLO`` bytes per line to prove that it belongs to the run. The number of pending connections is limited. What a
@@ -18,13 +18,27 @@ import contextlib
 import random
 import selectors
 import socket
+import threading
 import time
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ..contract.plan import Link, Plan
-from .endpoint import End, Peer, whole
-from .frames import MESSAGE, Connection, EndedError, InvalidMessageError, Session, encode
-from .handshake import CLAIM, DEADLINE, HELLO, Host, UnknownPeerError
+from . import LinkError
+from .endpoint import LOOK, End, Peer, whole
+from .link import plain_values
+from .protocol import (
+    CLAIM,
+    DEADLINE,
+    HELLO,
+    MESSAGE,
+    Connection,
+    EndedError,
+    Host,
+    InvalidMessageError,
+    Session,
+    UnknownPeerError,
+    encode,
+)
 
 BURST = 32 << 20  # bytes at once; the largest message has 16 MiB
 RATE = 4 << 20  # bytes per second in the long run
@@ -115,7 +129,7 @@ class PendingConnections:
         return None
 
     def _one_of(self, connections: Dict[int, PendingConnection]) -> PendingConnection:
-        silent = [newcomer for newcomer in connections.values() if newcomer.host.claimed is None]
+        silent = [newcomer for newcomer in connections.values() if newcomer.host.claim is None]
         return self._choose(silent or list(connections.values()))
 
 
@@ -142,7 +156,7 @@ class Hub(End):
         take_socket: Callable[[Dict[str, Any], socket.socket, Session], None],
     ) -> None:
         super().__init__(plan, link, [Peer(rank, node) for rank, node in enumerate(link.nodes) if rank], deliver)
-        self.seen: Tuple[str, ...] = ()  # replaced whole: other threads read it
+        self.rejections: Tuple[str, ...] = ()  # replaced whole: other threads read it
         self.conflict: Optional[str] = None  # two agents with the same rank
         self._instance = instance
         self._take_socket = take_socket
@@ -173,8 +187,8 @@ class Hub(End):
             self.pending.remove(newcomer)
             self._cut(newcomer.connection)
 
-    def _tell_all(self, message: Dict[str, Any]) -> None:
-        super()._tell_all(dict(message, node=self.node, rank=0))
+    def _send_all(self, message: Dict[str, Any]) -> None:
+        super()._send_all(dict(message, node=self.node, rank=0))
 
     def _handle(self, peer: Peer, message: Dict[str, Any]) -> None:
         kind = message.get("kind")
@@ -196,7 +210,7 @@ class Hub(End):
     def _relay(self, sender: Peer, body: bytes) -> None:
         for peer in self.peers.values():
             if peer is not sender:
-                self._tell(peer, body)
+                self._send(peer, body)
 
     def _more(self, now: float) -> bool:
         for newcomer in self.pending:
@@ -225,8 +239,8 @@ class Hub(End):
     def reject(self, newcomer: PendingConnection, why: str) -> None:
         """Close a pending connection, and keep the reason for the error about missing agents."""
         what = "%s %s" % (newcomer.address, why)
-        if what not in self.seen:
-            self.seen = (*self.seen, what)[-SEEN:]
+        if what not in self.rejections:
+            self.rejections = (*self.rejections, what)[-SEEN:]
         self.pending.remove(newcomer)
         self._cut(newcomer.connection)
 
@@ -234,13 +248,12 @@ class Hub(End):
         newcomer = self.pending.find(connection)
         if newcomer is None:
             return
-        claimed = newcomer.host.claimed
+        claim = newcomer.host.claim
         if isinstance(error, (InvalidMessageError, UnknownPeerError)):
             self.reject(newcomer, str(error))
-        elif claimed and isinstance(error, EndedError) and error.by_peer:
+        elif claim and isinstance(error, EndedError) and error.by_peer:
             # it left after this run's proof
-            said = (claimed.rank, claimed.run)
-            self.reject(newcomer, "claimed to be rank %s of run %s, but has another token" % said)
+            self.reject(newcomer, "claimed to be rank %s of run %s, but has another token" % (claim.rank, claim.run))
         else:
             self.reject(newcomer, "connected and disconnected (%s)" % error)
 
@@ -262,9 +275,9 @@ class Hub(End):
         if hello is not None:
             self.pending.remove(newcomer)
             self.loop.forget(connection)
-            self._let_in(newcomer, hello)
+            self._admit(newcomer, hello)
 
-    def _let_in(self, newcomer: PendingConnection, hello: Dict[str, Any]) -> None:
+    def _admit(self, newcomer: PendingConnection, hello: Dict[str, Any]) -> None:
         """Admit an authenticated connection."""
         rank, instance = whole(hello.get("rank")), hello.get("instance")
         if rank is None or not isinstance(instance, str) or not 0 < len(instance) <= INSTANCE:
@@ -273,8 +286,8 @@ class Hub(End):
         if peer is None:
             self._answer(newcomer, {"refused": "no other node of this run has rank %s" % rank})
         elif peer.instance not in ("", instance) and peer.connection is not None:
-            said = (peer.address, newcomer.address, peer.rank, peer.node)
-            self.conflict = "two nodes have the same rank: %s and %s both claim to be rank %d (%s)" % said
+            who = (peer.address, newcomer.address, peer.rank, peer.node)
+            self.conflict = "two nodes have the same rank: %s and %s both claim to be rank %d (%s)" % who
             self._answer(newcomer, {"refused": self.conflict})
         elif hello.get("purpose") != "link":
             self._answer(newcomer, {"welcome": True}, hello)
@@ -288,7 +301,7 @@ class Hub(End):
         peer.address = newcomer.address
         connection = newcomer.connection
         connection.limit = MESSAGE
-        connection.say(encode({"welcome": True, "instance": self._instance, "received": peer.received}))
+        connection.send_frame(encode({"welcome": True, "instance": self._instance, "received": peer.received}))
         received = whole(hello.get("received")) if hello.get("of") == self._instance else 0
         self._attach(peer, connection, received or 0)
         self._receive(peer, connection)
@@ -298,7 +311,7 @@ class Hub(End):
     ) -> None:
         """Send the last message of the handshake; then the socket is used for files, or closed."""
         connection = newcomer.connection
-        connection.say(encode(message))
+        connection.send_frame(encode(message))
         with contextlib.suppress(EndedError):
             connection.flush()
             if hello is not None and not connection.waiting and not connection.rest():
@@ -306,3 +319,85 @@ class Hub(End):
                 self._take_socket(hello, connection.sock, connection.session)
                 return
         connection.close()
+
+
+Offers = Dict[int, Dict[str, Any]]
+
+
+class HubMeeting:
+    """Rank 0's side. ``take`` is called with ``changed`` held."""
+
+    def __init__(self, hub: Hub, place: str, changed: threading.Condition) -> None:
+        self._hub = hub
+        self._place = place
+        self._changed = changed
+        self.offers: Dict[int, Tuple[int, Dict[str, Any]]] = {}
+
+    def take(self, kind: str, message: Dict[str, Any]) -> None:
+        """Handle an offer or its withdrawal."""
+        number = whole(message.get("number"))
+        if kind == "_offer" and isinstance(message.get("offer"), dict) and number is not None:
+            self.offers[message["rank"]] = (number, message["offer"])
+        elif kind == "_withdraw":
+            self.offers.pop(message["rank"], None)
+
+    def meet(
+        self, offer: Dict[str, Any], decide: Callable[[Offers], Dict[str, Any]], limit: float, alive: Callable[[], bool]
+    ) -> Dict[str, Any]:
+        """See ``Link.meet``."""
+        try:
+            self._wait(limit, alive)
+            with self._changed:
+                offers = {0: offer}
+                offers.update((rank, others) for rank, (_, others) in sorted(self.offers.items()))
+            decision = plain_values(decide(offers))
+        except Exception as error:
+            self._answer({"refused": "%s: %s" % (self._hub.node, error)})
+            raise
+        self._answer({"decision": decision})
+        return decision
+
+    def _answer(self, answer: Dict[str, Any]) -> None:
+        with self._changed:
+            for rank, (number, _) in self.offers.items():
+                self._hub.send_to(rank, dict(answer, kind="_answer", number=number))
+            self.offers = {}
+
+    def _wait(self, limit: float, alive: Callable[[], bool]) -> None:
+        while not self._all_here():
+            if not alive():
+                raise LinkError("cancelled")
+            left = limit - time.monotonic()
+            if left <= 0:
+                raise LinkError(self._who_is_missing())
+            with self._changed:
+                self._changed.wait_for(self._all_here, min(LOOK, left))
+
+    def _all_here(self) -> bool:
+        gone = [peer.node for peer in self._hub.peers.values() if peer.gone or peer.left]
+        if gone:
+            raise LinkError("the agent of %s exited; see its agent.log" % ", ".join(gone))
+        here = all(rank in self.offers for rank in self._hub.peers)
+        if self._hub.conflict and not here:
+            raise LinkError(self._hub.conflict)
+        return here
+
+    def _who_is_missing(self) -> str:
+        hub = self._hub
+        missing = [rank for rank in hub.peers if rank not in self.offers]
+        unseen = [hub.peers[rank].node for rank in missing if not hub.peers[rank].instance]
+        reasons = []
+        if unseen:
+            reasons.append(
+                "no connection from %s to %s: is a firewall in between, or did the agent not start?"
+                % (", ".join(unseen), self._place)
+            )
+        for rank in missing:
+            peer = hub.peers[rank]
+            if peer.instance and peer.connection is None:
+                reasons.append("%s was connected, but is not now." % peer.node)
+            elif peer.instance:
+                reasons.append("%s is connected, but not ready." % peer.node)
+        if hub.rejections:
+            reasons.append("Other connections: %s." % "; ".join(hub.rejections))
+        return " ".join(reasons)

@@ -10,11 +10,11 @@ wait. The order::
     decision = link.meet(offer, decide)                     # rank 0 decides which checkpoint, which port
     link.fetch(decision["copy"].get(str(rank), []), alive)  # the files this node lacks
     link.meet({}, lambda offers: {})                        # all have them: all start at once
-    … link.tell("failed", text=…), link.take() …
+    … link.send("failed", text=…), link.take() …
     link.close()
 
 ``take`` returns the messages that arrived. Each is a dict with ``kind``, and with the ``node`` and ``rank`` that it is
-about; rank 0 takes these from the sender's connection. A message of ``tell`` reaches all others exactly once and in
+about; rank 0 takes these from the sender's connection. A message of ``send`` reaches all others exactly once and in
 order, also when a connection breaks meanwhile. The link itself creates these:
 
 ===========  =====================================================================================
@@ -37,178 +37,27 @@ from __future__ import annotations
 
 import collections
 import json
-import secrets
-import socket
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple, Union
 
 from ..contract.plan import Plan
-from .copies import Copies
-from .endpoint import whole
-from .hub import Hub
-from .spoke import Spoke, reason
+from . import LinkError
 
-LOOK = 0.2  # seconds between checks for a cancellation
-REASON = 4000  # characters of rank 0's reason
-ANSWER = 15.0  # seconds by which rank 0 may give up later than this agent
-
-Offers = Dict[int, Dict[str, Any]]
-
-
-class LinkError(Exception):
-    """The agents could not meet. The text names the missing nodes and the reason."""
-
-
-class HubMeeting:
-    """Rank 0's side. ``take`` is called with ``changed`` held."""
-
-    def __init__(self, hub: Hub, place: str, changed: threading.Condition) -> None:
-        self._hub = hub
-        self._place = place
-        self._changed = changed
-        self.offers: Dict[int, Tuple[int, Dict[str, Any]]] = {}
-
-    @staticmethod
-    def plain(decision: Dict[str, Any]) -> Dict[str, Any]:
-        """Convert a decision to JSON values, so that it is the same on every node."""
-        result: Dict[str, Any] = json.loads(json.dumps(decision))
-        return result
-
-    def take(self, kind: str, message: Dict[str, Any]) -> None:
-        """Handle an offer or its withdrawal."""
-        number = whole(message.get("number"))
-        if kind == "_offer" and isinstance(message.get("offer"), dict) and number is not None:
-            self.offers[message["rank"]] = (number, message["offer"])
-        elif kind == "_withdraw":
-            self.offers.pop(message["rank"], None)
-
-    def meet(
-        self, offer: Dict[str, Any], decide: Callable[[Offers], Dict[str, Any]], limit: float, alive: Callable[[], bool]
-    ) -> Dict[str, Any]:
-        """See ``Link.meet``."""
-        try:
-            self._wait(limit, alive)
-            with self._changed:
-                offers = {0: offer}
-                offers.update((rank, said) for rank, (_, said) in sorted(self.offers.items()))
-            decision = self.plain(decide(offers))
-        except Exception as error:
-            self._answer({"refused": "%s: %s" % (self._hub.node, error)})
-            raise
-        self._answer({"decision": decision})
-        return decision
-
-    def _answer(self, answer: Dict[str, Any]) -> None:
-        with self._changed:
-            for rank, (number, _) in self.offers.items():
-                self._hub.tell_one(rank, dict(answer, kind="_answer", number=number))
-            self.offers = {}
-
-    def _wait(self, limit: float, alive: Callable[[], bool]) -> None:
-        while not self._all_here():
-            if not alive():
-                raise LinkError("cancelled")
-            left = limit - time.monotonic()
-            if left <= 0:
-                raise LinkError(self._who_is_missing())
-            with self._changed:
-                self._changed.wait_for(self._all_here, min(LOOK, left))
-
-    def _all_here(self) -> bool:
-        gone = [peer.node for peer in self._hub.peers.values() if peer.gone or peer.left]
-        if gone:
-            raise LinkError("the agent of %s exited; see its agent.log" % ", ".join(gone))
-        here = all(rank in self.offers for rank in self._hub.peers)
-        if self._hub.conflict and not here:
-            raise LinkError(self._hub.conflict)
-        return here
-
-    def _who_is_missing(self) -> str:
-        hub = self._hub
-        missing = [rank for rank in hub.peers if rank not in self.offers]
-        unseen = [hub.peers[rank].node for rank in missing if not hub.peers[rank].instance]
-        reasons = []
-        if unseen:
-            reasons.append(
-                "no connection from %s to %s: is a firewall in between, or did the agent not start?"
-                % (", ".join(unseen), self._place)
-            )
-        for rank in missing:
-            peer = hub.peers[rank]
-            if peer.instance and peer.connection is None:
-                reasons.append("%s was connected, but is not now." % peer.node)
-            elif peer.instance:
-                reasons.append("%s is connected, but not ready." % peer.node)
-        if hub.seen:
-            reasons.append("Other connections: %s." % "; ".join(hub.seen))
-        return " ".join(reasons)
-
-
-class SpokeMeeting:
-    """The side of every other rank. ``take`` is called with ``changed`` held."""
-
-    def __init__(self, spoke: Spoke, place: str, changed: threading.Condition) -> None:
-        self._spoke = spoke
-        self._place = place
-        self._changed = changed
-        self._number = 0
-        self._answer: Optional[Dict[str, Any]] = None
-
-    def take(self, kind: str, message: Dict[str, Any]) -> None:
-        """Handle rank 0's answer."""
-        if kind == "_answer" and message.get("number") == self._number:
-            if "refused" not in message and not isinstance(message.get("decision"), dict):
-                message = {"refused": "%s (rank 0) sent an invalid decision" % self._spoke.hub.node}
-            self._answer = message
-
-    def meet(
-        self, offer: Dict[str, Any], decide: Callable[[Offers], Dict[str, Any]], limit: float, alive: Callable[[], bool]
-    ) -> Dict[str, Any]:
-        """See ``Link.meet``."""
-        del decide  # rank 0's
-        with self._changed:
-            self._number += 1
-            self._answer = None
-        self._spoke.tell({"kind": "_offer", "number": self._number, "offer": offer})
-        try:
-            answer = self._wait(limit, alive)
-        except Exception:
-            self._spoke.tell({"kind": "_withdraw"})
-            raise
-        if "refused" in answer:
-            raise LinkError(str(answer["refused"])[:REASON])
-        decision: Dict[str, Any] = answer["decision"]
-        return decision
-
-    def _wait(self, limit: float, alive: Callable[[], bool]) -> Dict[str, Any]:
-        spoke = self._spoke
-        while not self._answered():
-            if not alive():
-                raise LinkError("cancelled")
-            left = limit - time.monotonic()
-            if left <= 0 and spoke.hub.connection is None:
-                raise LinkError("%s cannot reach %s (rank 0): %s" % (spoke.node, spoke.hub.node, spoke.why))
-            if left <= -ANSWER:
-                raise LinkError("%s (rank 0) is connected, but sent no decision" % spoke.hub.node)
-            with self._changed:
-                self._changed.wait_for(self._answered, LOOK)
-        assert self._answer is not None
-        return self._answer
-
-    def _answered(self) -> bool:
-        if self._answer is None and self._spoke.refused:
-            raise LinkError(self._spoke.refused)
-        if self._answer is None and (self._spoke.hub.gone or self._spoke.hub.left):
-            raise LinkError("the agent of %s (rank 0) exited; see its agent.log" % self._spoke.hub.node)
-        return self._answer is not None
-
+if TYPE_CHECKING:
+    from .copies import Copies
+    from .hub import Hub, HubMeeting
+    from .spoke import Spoke, SpokeMeeting
 
 UNTAKEN = 20_000  # messages that wait for ``take``; more are dropped
 TICKET = 64  # characters
 GOODBYE = 2.0  # seconds that ``close`` waits for acknowledgements
 
-__all__ = ["Link", "LinkError"]
+
+def plain_values(decision: Dict[str, Any]) -> Dict[str, Any]:
+    """Convert a decision to JSON values, so that it is the same on every node."""
+    result: Dict[str, Any] = json.loads(json.dumps(decision))
+    return result
 
 
 def place_of(host: str, port: int) -> str:
@@ -217,6 +66,8 @@ def place_of(host: str, port: int) -> str:
 
 
 def _address(host: str, port: int) -> Tuple[Any, Any]:
+    import socket  # noqa: PLC0415 - see Link.start
+
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return found[0], found[4]
 
@@ -246,13 +97,20 @@ class Link:
         link = plan.link
         if link is None:
             return
+        # Imported here: a run on one node needs none of them, and they are a tenth of an agent's start.
+        import secrets  # noqa: PLC0415
+
+        from .copies import Copies  # noqa: PLC0415
+        from .hub import Hub, HubMeeting  # noqa: PLC0415
+        from .spoke import Spoke, SpokeMeeting  # noqa: PLC0415
+
         rank = plan.node_rank
         place = place_of(link.host, link.port)
         instance = secrets.token_hex(8)
         try:
             address = _address(link.host, link.port)
             who = {"run": plan.run, "rank": rank, "instance": instance}
-            self.copies = Copies(who, link.token, address, self._tell_one)
+            self.copies = Copies(who, link.token, address, self._send_to)
             if rank == 0:
                 self.endpoint = Hub(plan, link, address, instance, self._deliver, self.copies.accept)
                 self.meeting = HubMeeting(self.endpoint, place, self._changed)
@@ -270,10 +128,10 @@ class Link:
             self._arrived.clear()
             return come
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def send(self, kind: str, **fields: Any) -> None:
         """Send to all others. Drops a message of more than 16 MiB, and one for a peer with 32 MiB waiting."""
         if self.endpoint is not None:
-            self.endpoint.tell(dict(fields, kind=kind))
+            self.endpoint.send(dict(fields, kind=kind))
 
     def meet(
         self,
@@ -294,7 +152,7 @@ class Link:
                 with its text on all others.
         """
         if self.meeting is None:
-            return HubMeeting.plain(decide({0: offer}))
+            return plain_values(decide({0: offer}))
         return self.meeting.meet(offer, decide, time.monotonic() + patience, alive)
 
     def share(self, folder: str) -> None:
@@ -306,18 +164,18 @@ class Link:
         self,
         files: Iterable[Tuple[str, int, int]],
         alive: Callable[[], bool] = lambda: True,
-        told: Callable[[int], None] = lambda _: None,
+        on_bytes: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Copy files, each (name below the shared folder, size, rank that has it).
 
-        ``told`` gets the number of new bytes.
+        ``on_bytes`` gets the number of new bytes.
 
         Raises:
             CopyError: a file could not be copied.
             OSError: the disk refuses.
         """
         if self.copies is not None:
-            self.copies.fetch(files, alive, told)
+            self.copies.fetch(files, alive, on_bytes)
 
     def close(self) -> None:
         """Flush the messages, say goodbye, and end."""
@@ -326,16 +184,16 @@ class Link:
         if self.endpoint is not None:
             self.endpoint.close(GOODBYE)
 
-    def _tell_one(self, rank: int, message: Dict[str, Any]) -> None:
+    def _send_to(self, rank: int, message: Dict[str, Any]) -> None:
         if self.endpoint is not None and rank in self.endpoint.peers:
-            self.endpoint.tell_one(rank, message)
+            self.endpoint.send_to(rank, message)
 
     def _deliver(self, message: Dict[str, Any]) -> None:
         """Handle a message; called in the link's thread."""
         kind = str(message.get("kind"))
         if kind == "_give":
             if self.copies is not None and self._plan.node_rank != 0:  # only rank 0 asks for files
-                self.copies.asked(str(message.get("ticket"))[:TICKET])
+                self.copies.give(str(message.get("ticket"))[:TICKET])
             return
         assert self.meeting is not None  # the thread is started last
         with self._changed:
@@ -350,6 +208,8 @@ class Link:
 
 def _start_reason(error: OSError, rank: int, place: str) -> str:
     if rank:
+        from .spoke import reason  # noqa: PLC0415 - it is already imported
+
         return reason(error, place)
     return "rank 0 cannot listen at %s: %s. Is this node rank 0, and is that its address?" % (
         place,

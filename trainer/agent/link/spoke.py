@@ -6,13 +6,26 @@ import errno
 import os
 import selectors
 import socket
+import threading
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
 from ..contract.plan import Link, Plan
-from .endpoint import End, Peer, whole
-from .frames import MESSAGE, Connection, InvalidMessageError, encode
-from .handshake import CLAIM, DEADLINE, HELLO, Caller, RefusedError, UnknownPeerError, admitted
+from . import LinkError
+from .endpoint import LOOK, End, Peer, whole
+from .protocol import (
+    CLAIM,
+    DEADLINE,
+    HELLO,
+    MESSAGE,
+    Caller,
+    Connection,
+    InvalidMessageError,
+    RefusedError,
+    UnknownPeerError,
+    check_welcome,
+    encode,
+)
 
 SOON = 0.05  # seconds before the second try; doubled each time
 LATER = 0.5  # at most
@@ -89,12 +102,12 @@ class Spoke(End):
         if self._over:
             return False
         if self.attempt is not None:
-            if self.hub.connection is not None and now - self.hub.heard < STALE:
+            if self.hub.connection is not None and now - self.hub.last_arrival < STALE:
                 self._cut(self.attempt.connection)  # data arrived on the old connection again
                 self.attempt = None
             elif now > self.attempt.deadline:
-                self._failed(self.attempt, no_answer(self._place))
-        silent = self.hub.connection is None or now - self.hub.heard >= STALE
+                self._fail(self.attempt, no_answer(self._place))
+        silent = self.hub.connection is None or now - self.hub.last_arrival >= STALE
         wanted = silent and self.refused is None and not self.hub.left
         if wanted and self.attempt is None and now >= self._next:
             self._connect()
@@ -110,12 +123,12 @@ class Spoke(End):
         attempt = self.attempt = _Try(Connection(sock, HELLO), Caller(self.token, self.run, self.rank))
         code = sock.connect_ex(self._address[1])
         if code not in (0, errno.EINPROGRESS):
-            self._failed(attempt, reason(OSError(code, os.strerror(code)), self._place))
+            self._fail(attempt, reason(OSError(code, os.strerror(code)), self._place))
             return
         attempt.connection.send(attempt.caller.first())
         self.loop.watch(attempt.connection, lambda events: self._greet(attempt, events))
 
-    def _failed(self, attempt: _Try, why: str) -> None:
+    def _fail(self, attempt: _Try, why: str) -> None:
         self._cut(attempt.connection)
         self.attempt = None
         self.why = why
@@ -127,19 +140,19 @@ class Spoke(End):
         if attempt is None or attempt.connection is not connection:
             return
         if isinstance(error, (InvalidMessageError, UnknownPeerError)):
-            self._failed(attempt, "the process at %s is not an agent of this run: it %s" % (self._place, error))
+            self._fail(attempt, "the process at %s is not an agent of this run: it %s" % (self._place, error))
         elif isinstance(error, RefusedError):
             self.refused = str(error)
-            self._failed(attempt, "rank 0 refuses this agent: %s" % error)
+            self._fail(attempt, "rank 0 refuses this agent: %s" % error)
         else:
-            self._failed(attempt, "%s closed the connection: %s" % (self._place, error))
+            self._fail(attempt, "%s closed the connection: %s" % (self._place, error))
 
     def _greet(self, attempt: _Try, events: int) -> None:
         connection = attempt.connection
         if not attempt.connected:
             code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code:
-                self._failed(attempt, reason(OSError(code, os.strerror(code)), self._place))
+                self._fail(attempt, reason(OSError(code, os.strerror(code)), self._place))
                 return
             attempt.connected = True
         if events & selectors.EVENT_READ:
@@ -151,7 +164,7 @@ class Spoke(End):
         if connection.session is not None:
             answer = connection.message()
             if answer is not None:
-                self._welcomed(connection, admitted(answer))
+                self._join(connection, check_welcome(answer))
                 return
         connection.flush()
         self.loop.watch(connection, lambda events: self._greet(attempt, events))
@@ -162,9 +175,9 @@ class Spoke(End):
         connection.session = caller.session
         connection.limit = CLAIM
         hello = {"rank": self.rank, "instance": self._instance, "purpose": "link"}
-        connection.say(encode(dict(hello, of=self.hub.instance, received=self.hub.received)))
+        connection.send_frame(encode(dict(hello, of=self.hub.instance, received=self.hub.received)))
 
-    def _welcomed(self, connection: Connection, welcome: Dict[str, Any]) -> None:
+    def _join(self, connection: Connection, welcome: Dict[str, Any]) -> None:
         self.loop.forget(connection)
         self.attempt = None
         self._pause = SOON
@@ -174,3 +187,68 @@ class Spoke(End):
         self.hub.known_as(str(welcome.get("instance"))[:CLAIM])
         self._attach(self.hub, connection, whole(welcome.get("received")) or 0)
         self._receive(self.hub, connection)
+
+
+REASON = 4000  # characters of rank 0's reason
+ANSWER = 15.0  # seconds by which rank 0 may give up later than this agent
+
+Offers = Dict[int, Dict[str, Any]]
+
+
+class SpokeMeeting:
+    """The side of every other rank. ``take`` is called with ``changed`` held."""
+
+    def __init__(self, spoke: Spoke, place: str, changed: threading.Condition) -> None:
+        self._spoke = spoke
+        self._place = place
+        self._changed = changed
+        self._number = 0
+        self._answer: Optional[Dict[str, Any]] = None
+
+    def take(self, kind: str, message: Dict[str, Any]) -> None:
+        """Handle rank 0's answer."""
+        if kind == "_answer" and message.get("number") == self._number:
+            if "refused" not in message and not isinstance(message.get("decision"), dict):
+                message = {"refused": "%s (rank 0) sent an invalid decision" % self._spoke.hub.node}
+            self._answer = message
+
+    def meet(
+        self, offer: Dict[str, Any], decide: Callable[[Offers], Dict[str, Any]], limit: float, alive: Callable[[], bool]
+    ) -> Dict[str, Any]:
+        """See ``Link.meet``."""
+        del decide  # rank 0's
+        with self._changed:
+            self._number += 1
+            self._answer = None
+        self._spoke.send({"kind": "_offer", "number": self._number, "offer": offer})
+        try:
+            answer = self._wait(limit, alive)
+        except Exception:
+            self._spoke.send({"kind": "_withdraw"})
+            raise
+        if "refused" in answer:
+            raise LinkError(str(answer["refused"])[:REASON])
+        decision: Dict[str, Any] = answer["decision"]
+        return decision
+
+    def _wait(self, limit: float, alive: Callable[[], bool]) -> Dict[str, Any]:
+        spoke = self._spoke
+        while not self._answered():
+            if not alive():
+                raise LinkError("cancelled")
+            left = limit - time.monotonic()
+            if left <= 0 and spoke.hub.connection is None:
+                raise LinkError("%s cannot reach %s (rank 0): %s" % (spoke.node, spoke.hub.node, spoke.why))
+            if left <= -ANSWER:
+                raise LinkError("%s (rank 0) is connected, but sent no decision" % spoke.hub.node)
+            with self._changed:
+                self._changed.wait_for(self._answered, LOOK)
+        assert self._answer is not None
+        return self._answer
+
+    def _answered(self) -> bool:
+        if self._answer is None and self._spoke.refused:
+            raise LinkError(self._spoke.refused)
+        if self._answer is None and (self._spoke.hub.gone or self._spoke.hub.left):
+            raise LinkError("the agent of %s (rank 0) exited; see its agent.log" % self._spoke.hub.node)
+        return self._answer is not None

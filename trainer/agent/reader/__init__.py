@@ -1,29 +1,27 @@
 """Reads the logs of trainers: steps, losses, learning rates, times. Pure, and the only place that knows the formats.
 
 - ``formats``: the values in a single line
-- ``stream``: a log of any size, line by line or in blocks
-- ``series``: the readings of a run, each step once
+- ``stream``: the readings of a log of any size, and the series of a run, each step once
 
 It is in the agent's folder because the agent needs it on the nodes. Other code imports ``trainer.reader``.
 """
 
-from .formats import MARKS, Said, every, said, step
-from .series import Resume, Row, Series, as_csv, series
-from .stream import FIELDS, Reader, Reading, read
+from .formats import MARKS, LogLine, parse_all, parse_line, step
+from .stream import FIELDS, Reader, Reading, Resume, Row, Series, as_csv, read, series
 
 __all__ = [
     "FIELDS",
     "MARKS",
+    "LogLine",
     "Reader",
     "Reading",
     "Resume",
     "Row",
-    "Said",
     "Series",
     "as_csv",
-    "every",
+    "parse_all",
+    "parse_line",
     "read",
-    "said",
     "series",
     "step",
 ]

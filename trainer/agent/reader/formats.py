@@ -89,7 +89,7 @@ _MOST = 10**15  # more steps than any training has
 _DECODER = json.JSONDecoder()
 
 
-class Said(NamedTuple):
+class LogLine(NamedTuple):
     """The values in one line.
 
     ``values`` has, as far as the line contains them, ``step`` and ``total`` (whole numbers), ``loss``, ``eval_loss``,
@@ -109,12 +109,12 @@ def plain(text: str) -> str:
     return _ESCAPES.sub("", text) if "\x1b" in text else text
 
 
-def said(text: str) -> Optional[Said]:
+def parse_line(text: str) -> Optional[LogLine]:
     """The first values in a line, or None."""
-    return next(every(text), None)
+    return next(parse_all(text), None)
 
 
-def every(text: str) -> Iterator[Said]:
+def parse_all(text: str) -> Iterator[LogLine]:
     """All values in a line: processes that write at the same time may join their lines."""
     text = plain(text)
     for mark, parse in _PARSERS:
@@ -131,17 +131,17 @@ def step(text: str) -> Optional[int]:
     return int(found.group(1)) if found else None
 
 
-def _dictionary(text: str) -> Iterator[Said]:
+def _dictionary(text: str) -> Iterator[LogLine]:
     for found in _DICTIONARY.finditer(text):
         values = {_TRAINER[name]: float(value) for name, value in _PAIR.findall(found.group()) if name in _TRAINER}
         if "loss" in values or "eval_loss" in values:
             number = values.pop("step", -1.0)
             if 0 <= number < _MOST and number == int(number):
                 values["step"] = int(number)
-            yield Said("trainer", values, found.start())
+            yield LogLine("trainer", values, found.start())
 
 
-def _json(text: str) -> Iterator[Said]:
+def _json(text: str) -> Iterator[LogLine]:
     at = text.find("{")
     while at >= 0:
         try:
@@ -154,16 +154,16 @@ def _json(text: str) -> Iterator[Said]:
         at = text.find("{", end)
 
 
-def _record(content: Dict[str, Any], at: int) -> Iterator[Said]:
+def _record(content: Dict[str, Any], at: int) -> Iterator[LogLine]:
     source, names = ("trainer_log", _TRAINER_LOG) if "current_steps" in content else ("progress", _PROGRESS)
     values = {ours: _plain(content[theirs], ours) for theirs, ours in names.items() if theirs in content}
     values["elapsed"] = _seconds(content.get("elapsed_time"))
     values = {name: value for name, value in values.items() if value is not None}
     if "step" in values:
-        yield Said(source, values, at)
+        yield LogLine(source, values, at)
 
 
-def _nanogpt(text: str) -> Iterator[Said]:
+def _nanogpt(text: str) -> Iterator[LogLine]:
     for found in _ITER.finditer(text):
         number, loss, ms = found.groups()
         values = {"step": int(number), "loss": float(loss), "ms": float(ms)}
@@ -171,45 +171,47 @@ def _nanogpt(text: str) -> Iterator[Said]:
         if more:
             lr, norm, speed = map(float, more.groups())
             values.update(lr=lr, grad_norm=norm, tokens_per_second=speed)
-        yield Said("nanogpt", values, found.start())
+        yield LogLine("nanogpt", values, found.start())
 
 
-def _megatron(text: str) -> Iterator[Said]:
+def _megatron(text: str) -> Iterator[LogLine]:
     for found in _ITERATION.finditer(text):
         columns = filter(None, map(_COLUMN.fullmatch, found.group(3).split("|")))
         values = {_MEGATRON[each.group(1)]: float(each.group(2)) for each in columns if each.group(1) in _MEGATRON}
-        yield Said("megatron", {"step": int(found.group(1)), "total": int(found.group(2)), **values}, found.start())
+        yield LogLine("megatron", {"step": int(found.group(1)), "total": int(found.group(2)), **values}, found.start())
 
 
-def _pipeline(text: str) -> Iterator[Said]:
+def _pipeline(text: str) -> Iterator[LogLine]:
     for found in _PIPE.finditer(text):
         number, loss, seconds = found.groups()
-        yield Said("deepspeed", {"step": int(number), "loss": float(loss), "ms": float(seconds) * 1e3}, found.start())
+        yield LogLine(
+            "deepspeed", {"step": int(number), "loss": float(loss), "ms": float(seconds) * 1e3}, found.start()
+        )
 
 
-def _times(text: str) -> Iterator[Said]:
+def _times(text: str) -> Iterator[LogLine]:
     for found in _TIMES.finditer(text):  # the global timers: the sum over a step's micro-steps
-        yield Said("deepspeed", {"ms": sum(map(float, found.groups()))}, found.start())
+        yield LogLine("deepspeed", {"ms": sum(map(float, found.groups()))}, found.start())
 
 
-def _step_and(source: str, pattern: Pattern[str], name: str) -> Callable[[str], Iterator[Said]]:
+def _step_and(source: str, pattern: Pattern[str], name: str) -> Callable[[str], Iterator[LogLine]]:
     """A parser for a step and one number."""
 
-    def parse(text: str) -> Iterator[Said]:
+    def parse(text: str) -> Iterator[LogLine]:
         for found in pattern.finditer(text):
             number, value = found.groups()
-            yield Said(source, {"step": int(number), **({name: float(value)} if value else {})}, found.start())
+            yield LogLine(source, {"step": int(number), **({name: float(value)} if value else {})}, found.start())
 
     return parse
 
 
-def _fact(source: str, pattern: Pattern[str], name: str) -> Callable[[str], Iterator[Said]]:
+def _fact(source: str, pattern: Pattern[str], name: str) -> Callable[[str], Iterator[LogLine]]:
     """A parser for a fact about other lines."""
 
-    def parse(text: str) -> Iterator[Said]:
+    def parse(text: str) -> Iterator[LogLine]:
         for found in pattern.finditer(text):
             number = int(found.group(1).replace(",", "")) if found.groups() else 1
-            yield Said(source, {name: number}, found.start())
+            yield LogLine(source, {name: number}, found.start())
 
     return parse
 

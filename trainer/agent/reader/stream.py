@@ -1,6 +1,6 @@
-"""Reads a log of any size in constant memory: bytes in, readings out.
+"""Reads a log of any size in constant memory, and combines its readings to a series: each step once, in order.
 
-Other lines of the log complete what a line lacks:
+Bytes go in, readings come out (``read``). Other lines of the log complete what a line lacks:
 
 - transformers' lines have no step. The Trainer redraws its progress bar after each of them, and this state of the bar
   has the step (the state before may be older, because tqdm draws rarely). If two lines follow each other without a bar,
@@ -11,15 +11,26 @@ Other lines of the log complete what a line lacks:
 - DeepSpeed's times have no step: they belong to the step in the line before.
 - examples and tokens per second become times, and times tokens per second, if the log has the number per step.
 - ``trainer_log.jsonl`` has the time in whole seconds: a step time is computed every ``PACE`` seconds, to 5 %.
+
+A series needs about 60 bytes per step. Several lines about one step (its loss, its evaluation, its times) become one
+row. A resumed run repeats steps: if a source goes back, its rows from that step on are dropped, and the place is kept
+as a ``Resume``. Sources are independent, because one may lag behind another or be another file. If two sources have
+the same value of a step, the first one counts. Every rank has its own rows. Lines without a rank belong to rank 0, as
+in the frameworks' own loggers. If a log has no steps at all (``counted``), rows are numbered from 1 in the order of
+their losses.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from array import array
+from bisect import bisect_left
+from heapq import merge
+from itertools import groupby
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from .formats import MARKS, Said, every, plain
+from .formats import MARKS, LogLine, parse_all, plain
 
 LIMIT = 64 << 10  # bytes of a line that are kept: no trainer writes longer lines
 PACE = 20  # seconds
@@ -108,8 +119,8 @@ class Reader:
         for start, end in _lines(data, _MARKS, 0, len(data)):
             self._bars(data, at, start, found)
             text = plain(data[start : min(end, start + LIMIT)].decode("utf-8", "replace"))
-            for said in every(text):
-                found.extend(self._said(said, _rank(text, said.at) if said.at else None))
+            for line in parse_all(text):
+                found.extend(self._readings(line, _rank(text, line.at) if line.at else None))
             at = end
         self._bars(data, at, len(data), found)
 
@@ -122,21 +133,21 @@ class Reader:
                 if not self._trainer.waits:
                     return
 
-    def _said(self, said: Said, rank: Optional[int]) -> Iterator[Reading]:
-        values = said.values
-        if said.source == "trainer":
-            yield from self._trainer.said(values, rank)
+    def _readings(self, line: LogLine, rank: Optional[int]) -> Iterator[Reading]:
+        values = line.values
+        if line.source == "trainer":
+            yield from self._trainer.line(values, rank)
             return
         self._batch = values.get("batch", self._batch)
         self._tokens = values.get("tokens", self._tokens)
-        if said.source == "deepspeed":
+        if line.source == "deepspeed":
             values = self._deepspeed(values, rank)
-        elif said.source == "trainer_log":
+        elif line.source == "trainer_log":
             values = self._trainer_log(values)
-        elif said.source == "nanogpt" and self._tokens and values.get("ms"):
+        elif line.source == "nanogpt" and self._tokens and values.get("ms"):
             values = {"tokens_per_second": self._tokens / values["ms"] * 1e3, **values}
         if any(name in values for name in FIELDS):
-            yield _reading(values, rank, said.source)
+            yield _reading(values, rank, line.source)
 
     def _deepspeed(self, values: Dict[str, Any], rank: Optional[int]) -> Dict[str, Any]:
         if values.get("step") == 0:  # printed before the first step, also by a resumed run
@@ -176,7 +187,7 @@ class _Trainer:
         """Whether a line waits for a bar."""
         return self._waiting is not None
 
-    def said(self, values: Dict[str, Any], rank: Optional[int]) -> Iterator[Reading]:
+    def line(self, values: Dict[str, Any], rank: Optional[int]) -> Iterator[Reading]:
         """Handle a line."""
         self._every = values.get("logging_steps") or self._every
         if "first_step" in values:  # the first line is not of step ``logging_steps``
@@ -186,30 +197,30 @@ class _Trainer:
         if "loss" not in values and "eval_loss" not in values:
             return
         yield from self.close()
-        told = {**self._count(values), **values}
+        numbered = {**self._count(values), **values}
         if self._apart or rank is not None or "step" in values:
-            yield _reading(told, rank, "trainer")
+            yield _reading(numbered, rank, "trainer")
         else:
-            self._waiting = told
+            self._waiting = numbered
 
     def bar(self, text: str) -> Iterator[Reading]:
         """Handle a state of a progress bar while a line waits."""
         above = "\x1b[A" in text  # the cursor moves up: this is the lower bar of two
         found = None if above else _BAR.match(plain(text))
         if found and self._waiting is not None:
-            told, self._waiting = self._waiting, None
+            values, self._waiting = self._waiting, None
             step, total, pace, unit = found.groups()
             if int(step):  # step 0 is another process's bar: the line was the last one of its process
-                told = {**told, "step": int(step), "total": int(total)}
+                values = {**values, "step": int(step), "total": int(total)}
                 if pace and float(pace):
-                    told["ms"] = 1e3 / float(pace) if unit == "it/s" else float(pace) * 1e3
-            yield _reading(told, None, "trainer")
+                    values["ms"] = 1e3 / float(pace) if unit == "it/s" else float(pace) * 1e3
+            yield _reading(values, None, "trainer")
 
     def close(self) -> Iterator[Reading]:
         """Return the waiting line: no bar follows."""
         if self._waiting is not None:
-            told, self._waiting, self._apart = self._waiting, None, True
-            yield _reading(told, None, "trainer")
+            values, self._waiting, self._apart = self._waiting, None, True
+            yield _reading(values, None, "trainer")
 
     def _count(self, values: Dict[str, Any]) -> Dict[str, Any]:
         """The step of a line by counting, if possible."""
@@ -248,5 +259,177 @@ def _rank(text: str, at: int) -> Optional[int]:
 
 
 def _reading(values: Dict[str, Any], rank: Optional[int], source: str) -> Reading:
-    told = {name: values[name] for name in FIELDS if name in values}
-    return Reading(step=values.get("step"), rank=rank, total=values.get("total"), source=source, **told)
+    fields = {name: values[name] for name in FIELDS if name in values}
+    return Reading(step=values.get("step"), rank=rank, total=values.get("total"), source=source, **fields)
+
+
+class Resume(NamedTuple):
+    """A place where a run went back: the last step before it, and the first repeated step."""
+
+    after: int
+    at: int
+
+
+class Row(NamedTuple):
+    """The values of a step; see ``Reading``. If steps are only counted, ``step`` is the row's number."""
+
+    step: int
+    loss: Optional[float] = None
+    lr: Optional[float] = None
+    grad_norm: Optional[float] = None
+    ms: Optional[float] = None
+    tokens_per_second: Optional[float] = None
+    eval_loss: Optional[float] = None
+
+
+class _Table:
+    """The rows of one source and one rank, by columns."""
+
+    def __init__(self) -> None:
+        self.steps = array("q")
+        self.known = array("B")  # one bit for each field of the row
+        self.columns = {name: array("d") for name in FIELDS}
+        self.resumes: List[Resume] = []
+        self.last: Optional[int] = None  # the last step that was added
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, place: int) -> Row:
+        known, columns = self.known[place], self.columns
+        values = (columns[name][place] if known >> bit & 1 else None for bit, name in enumerate(FIELDS))
+        return Row(self.steps[place], *values)
+
+    def rows(self, start: int = 0) -> Iterator[Row]:
+        """The rows from a place on."""
+        return (self[place] for place in range(max(0, start), len(self)))
+
+    def put(self, step: int, reading: Reading) -> None:
+        """Add the values of a reading to a step."""
+        if self.last is not None and step < self.last:
+            self.resumes.append(Resume(self.last, step))
+            self._drop(bisect_left(self.steps, step))
+        self.last = step
+        place = bisect_left(self.steps, step)
+        if place == len(self.steps) or self.steps[place] != step:
+            self.steps.insert(place, step)
+            self.known.insert(place, 0)
+            for column in self.columns.values():
+                column.insert(place, 0.0)
+        for bit, name in enumerate(FIELDS):
+            value = getattr(reading, name)
+            if value is not None:
+                self.columns[name][place] = value
+                self.known[place] |= 1 << bit
+
+    def _drop(self, place: int) -> None:
+        del self.steps[place:]
+        del self.known[place:]
+        for column in self.columns.values():
+            del column[place:]
+
+
+class Series:
+    """See the module. ``add`` takes a reading; everything else is about the shown rank."""
+
+    def __init__(self, rank: Optional[int] = None) -> None:
+        self._wanted = rank
+        self._placed: Dict[Tuple[int, str], _Table] = {}  # by rank and source
+        self._counted: Dict[Tuple[int, str], _Table] = {}
+        self._totals: Dict[int, int] = {}
+        self.sources: Set[str] = set()
+
+    def add(self, reading: Reading) -> None:
+        """Add a reading. The readings of one log must be in order."""
+        rank = reading.rank or 0
+        self.sources.add(reading.source)
+        if reading.total is not None:
+            self._totals[rank] = reading.total
+        if reading.step is not None:
+            self._placed.setdefault((rank, reading.source), _Table()).put(reading.step, reading)
+        elif reading.loss is not None or reading.eval_loss is not None:
+            table = self._counted.setdefault((rank, reading.source), _Table())
+            table.put((table.last or 0) + (reading.loss is not None), reading)
+
+    @property
+    def counted(self) -> bool:
+        """Whether the log has no steps, so that rows are only numbered."""
+        return not self._placed and bool(self._counted)
+
+    @property
+    def ranks(self) -> Tuple[int, ...]:
+        """All ranks with values."""
+        return tuple(sorted({rank for rank, _ in (*self._placed, *self._counted)}))
+
+    @property
+    def rank(self) -> int:
+        """The shown rank: the requested one, else the lowest one with a loss."""
+        if self._wanted is not None:
+            return self._wanted
+        tables = self._counted if self.counted else self._placed
+        with_loss = [rank for (rank, _), table in tables.items() if any(known & 1 for known in table.known)]
+        return min(with_loss or [rank for rank, _ in tables] or [0])
+
+    @property
+    def total(self) -> Optional[int]:
+        """The number of the last step, from the log."""
+        return self._totals.get(self.rank)
+
+    @property
+    def resumes(self) -> Tuple[Resume, ...]:
+        """The places where the run went back, without duplicates."""
+        return tuple(dict.fromkeys(resume for table in self._tables for resume in table.resumes))
+
+    def __len__(self) -> int:
+        tables = self._tables
+        return len(tables[0]) if len(tables) == 1 else len({step for table in tables for step in table.steps})
+
+    def __iter__(self) -> Iterator[Row]:
+        return _joined([table.rows() for table in self._tables])
+
+    def last(self, count: int) -> List[Row]:
+        """The last rows, at most ``count``."""
+        rows = list(_joined([table.rows(len(table) - count) for table in self._tables]))
+        return rows[max(0, len(rows) - count) :]
+
+    @property
+    def _tables(self) -> List[_Table]:
+        rank, tables = self.rank, self._counted if self.counted else self._placed
+        return [table for (whose, _), table in tables.items() if whose == rank]
+
+
+def _joined(sources: Sequence[Iterator[Row]]) -> Iterator[Row]:
+    """Merge the rows of several sources; each field comes from the first source that has it."""
+    for step, rows in groupby(merge(*sources, key=_step), key=_step):
+        first, *others = rows
+        if others:
+            columns = zip(*(row[1:] for row in (first, *others)))  # noqa: B905 - Python 3.8 has no strict
+            first = Row(step, *(next((value for value in values if value is not None), None) for values in columns))
+        yield first
+
+
+def _step(row: Row) -> int:
+    return row.step
+
+
+def series(readings: Iterable[Reading], rank: Optional[int] = None) -> Series:
+    """Build a series of readings.
+
+    Args:
+        readings: the results of ``read``, of one log or of several in the order of writing.
+        rank: the shown rank; None: see ``Series.rank``.
+    """
+    found = Series(rank)
+    for reading in readings:
+        found.add(reading)
+    return found
+
+
+def as_csv(rows: Iterable[Row], counted: bool = False) -> Iterator[str]:
+    """Format rows as lines of CSV with a header: ``step,loss,lr,…``, or ``line,…`` if steps are only counted.
+
+    Unknown values are empty. Values that are not finite are ``nan``, ``inf`` or ``-inf``.
+    """
+    yield ",".join(("line" if counted else "step", *Row._fields[1:]))
+    for row in rows:
+        yield ",".join("" if value is None else repr(value) for value in row)

@@ -13,9 +13,7 @@ import signal
 import time
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from .. import state as states
-from ..events import Events
-from ..node_plan import NodePlan
+from ..run_files import Events, NodePlan, read_request
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOST_AFTER = 60.0  # seconds of silence, where the plan has no limit
@@ -45,9 +43,9 @@ class Control:
         self.failure: Optional[Dict[str, Any]] = None  # the first known one of this attempt
         self.stacks_wanted = False
         self.stacks: Dict[int, str] = {}  # of other nodes' ranks
-        self.answered: Dict[str, bool] = {}  # nodes that have sent their stacks
-        self.moved = time.monotonic()  # when the run was last seen to make progress
-        self.communicated = 0.0  # when its traffic was last seen, for runs without a log of steps
+        self.answers: Dict[str, bool] = {}  # nodes that have sent their stacks
+        self.last_progress = time.monotonic()  # when the run was last seen to make progress
+        self.last_traffic = 0.0  # when its traffic was last seen, for runs without a log of steps
         self.link: Any = None
         self.broken = False  # the link failed here, so no meeting is possible
         self._plan = plan
@@ -57,7 +55,7 @@ class Control:
         self._silent: Dict[str, float] = {}  # nodes without heartbeats: since when
         self._nodes = set(plan.data.link.nodes if plan.data.link else [plan.node])
         self._event_counts: Dict[str, int] = {}  # events about each node in this attempt
-        self._waits: Dict[str, bool] = {}  # a notice said that the run continues without their heartbeats
+        self._waits: Dict[str, bool] = {}  # a notice reported that the run continues without their heartbeats
         self._lost_after = plan.data.link.lost_after if plan.data.link else LOST_AFTER
         self._wake, self._waker = os.pipe()
         os.set_blocking(self._wake, False)
@@ -98,7 +96,7 @@ class Control:
     def begin(self) -> None:
         """Start a new attempt: forget the last one's failure."""
         self.failure = None
-        self.moved = time.monotonic()
+        self.last_progress = time.monotonic()
         self._waits.clear()
         self._event_counts.clear()
 
@@ -112,11 +110,11 @@ class Control:
         with contextlib.suppress(BlockingIOError):
             numbers = set(os.read(self._wake, 4096))
         for number in numbers & set(STOPPING):
-            self.asked(Stop(False, "signal %s" % signal.Signals(number).name))
+            self.request_stop(Stop(False, "signal %s" % signal.Signals(number).name))
         if signal.SIGUSR1 in numbers:
-            request = states.asked(self._plan.logs)
+            request = read_request(self._plan.logs)
             if request is not None:
-                self.asked(Stop(bool(request.get("save")), str(request.get("who") or "an unknown user")))
+                self.request_stop(Stop(bool(request.get("save")), str(request.get("who") or "an unknown user")))
         if self._guard is not None and _ended(self._guard):
             self._guard = self.guard_pid = None
             self.fail(None, "the agent's guard was killed")
@@ -124,14 +122,14 @@ class Control:
             self._message(message)
         return True
 
-    def asked(self, stop: Stop, relay: bool = True) -> None:
+    def request_stop(self, stop: Stop, relay: bool = True) -> None:
         """Record a stop request. A stop without saving replaces one that saves."""
         if self.stop is None or (self.stop.save and not stop.save):
             self.stop = stop
             how = ", after saving a checkpoint" if stop.save else ""
             self._events.emit("notice", level="info", text="%s requested a stop%s" % (stop.who, how))
             if relay and self.link is not None:
-                self.link.tell("stop", save=stop.save, who=stop.who)
+                self.link.send("stop", save=stop.save, who=stop.who)
 
     def fail(self, rank: Optional[int], text: str, node: Optional[str] = None, *, signal: Optional[str] = None) -> None:
         """Record a failure. The first one is sent to all nodes; what a stop causes is not a failure.
@@ -143,7 +141,7 @@ class Control:
             node = node or self._plan.node
             self.failure = {"node": node, "rank": rank, "text": text, "signal": signal, "time": round(time.time(), 3)}
             if own and self.link is not None:
-                self.link.tell("failed", attempt=self._events.attempt, failed=rank, text=text, signal=signal)
+                self.link.send("failed", attempt=self._events.attempt, failed=rank, text=text, signal=signal)
 
     def look(self, now: float) -> None:
         """Judge the nodes without heartbeats."""
@@ -152,14 +150,14 @@ class Control:
             if silent <= self._lost_after:
                 continue
             # A short outage of the management network must not end a run that continues over another network.
-            if now - max(self.moved, self.communicated) > self._lost_after:
+            if now - max(self.last_progress, self.last_traffic) > self._lost_after:
                 self.fail(None, "no heartbeat for %d s, and the run makes no progress" % silent, node)
             elif not self._waits.get(node):
                 self._waits[node] = True
                 text = "no heartbeat from %s for %d s, but the run makes progress and continues" % (node, silent)
                 self._events.emit("notice", text=text)
 
-    def lacking(self) -> List[str]:
+    def lost_nodes(self) -> List[str]:
         """Nodes that have been silent for too long."""
         now = time.monotonic()
         return [node for node, since in self._silent.items() if now - since > self._lost_after]
@@ -173,7 +171,7 @@ class Control:
         elif node not in self._nodes:
             return
         elif kind == "stop":
-            self.asked(Stop(message.get("save") is True, _text(message.get("who"), WORD)), relay=False)
+            self.request_stop(Stop(message.get("save") is True, _text(message.get("who"), WORD)), relay=False)
         elif kind == "failed" and message.get("attempt", self._events.attempt) == self._events.attempt:
             text, signal = _text(message.get("text")), message.get("signal")
             self._peer(node, kind, text)
@@ -199,11 +197,11 @@ class Control:
         elif kind == "stacks?":
             self.stacks_wanted = True
         elif kind == "stacks":
-            self.answered[node] = True
+            self.answers[node] = True
             self._take_stacks(message.get("rank_stacks"))
 
-    def _take_stacks(self, said: Any) -> None:
-        for rank, text in said.items() if isinstance(said, dict) else ():
+    def _take_stacks(self, stacks: Any) -> None:
+        for rank, text in stacks.items() if isinstance(stacks, dict) else ():
             if rank.isdigit() and rank.isascii() and len(rank) <= DIGITS and len(self.stacks) < STACKS:
                 self.stacks[int(rank)] = _text(text, STACK)
 

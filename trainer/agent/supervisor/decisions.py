@@ -17,11 +17,10 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional
 
-from ..checkpoints import selection
 from ..contract import offers as checkpoint_offers
 from ..contract.offers import file_name, folder_name, number, text
-from ..link.link import LinkError
-from ..node_plan import NodePlan
+from ..link import LinkError
+from ..run_files import NodePlan
 
 Outcomes = Dict[int, Dict[str, Any]]
 
@@ -67,6 +66,8 @@ def _checkpoints(plan: NodePlan) -> Dict[str, Any]:
     """This node's checkpoints, for ``selection.newest``."""
     if plan.output is None:
         return {}
+    from ..checkpoints import selection  # noqa: PLC0415 - a run that does not resume needs no checkpoints
+
     return selection.offer(plan.output, plan.data.first_rank, plan.data.processes)
 
 
@@ -87,13 +88,15 @@ def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> D
     world_size = sum(offer["processes"] for offer in offers.values())
     decision: Dict[str, Any] = {"checkpoint": None, "port": plan.data.port, "world_size": world_size}
     if number > 1 and decision["port"] is not None:
-        from ..node.probe import free_port  # noqa: PLC0415 - most runs have one attempt
+        from ..probe import free_port  # noqa: PLC0415 - most runs have one attempt
 
         # Processes that were just ended may hold the last attempt's port for a while.
         host = plan.host or plan.data.env.get("MASTER_ADDR") or "127.0.0.1"
         decision["port"] = free_port(host) or decision["port"]
     if not resume or plan.output is None:
         return decision
+    from ..checkpoints import selection  # noqa: PLC0415
+
     choice = selection.newest(offers, world_size)
     refused = ["%s: %s" % each for each in choice.refused]
     if choice.name is not None:
@@ -118,15 +121,17 @@ def decide_end(plan: NodePlan, offers: Offers, first: Optional[Dict[str, Any]], 
         if not _outcome(offer.get("outcome")) or checkpoint_offers.problem(offer.get("before") or {}):
             raise LinkError("%s did not report how the attempt ended there" % _name(plan, rank))
     verdict = judge({rank: offer["outcome"] for rank, offer in offers.items()}, first, more=more)
-    return dict(verdict, saved=kept(offers) if verdict["state"] == STOPPED else None)
+    return dict(verdict, saved=saved_step(offers) if verdict["state"] == STOPPED else None)
 
 
-def kept(offers: Offers) -> Optional[int]:
+def saved_step(offers: Offers) -> Optional[int]:
     """The step of the newest complete checkpoint, if it was written after the stop request; else None."""
     world_size = sum(offer["processes"] for offer in offers.values())
     before = {rank: offer["before"] for rank, offer in offers.items() if offer.get("before") is not None}
     if not before:
         return None
+    from ..checkpoints import selection  # noqa: PLC0415
+
     step = selection.newest(offers, world_size).step
     earlier = selection.newest(before, world_size).step
     return step if step is not None and (earlier is None or step > earlier) else None

@@ -14,10 +14,8 @@ import sys
 import threading
 from typing import Any, Callable, Dict, Optional
 
-from .. import state as states
-from ..events import Events
-from ..node_plan import NodePlan
-from ..processes.proc import adopt_orphans, described
+from ..processes import adopt_orphans, describe_status
+from ..run_files import Events, NodePlan, State, delete_request, lock_run, read_state, start_time
 
 GRACE = 2.0  # seconds between SIGTERM and SIGKILL after the supervisor's end
 RETURN = 4.0  # seconds in which the other agents reconnect to receive the failure
@@ -39,13 +37,13 @@ def run(plan: NodePlan, ready: Callable[[Dict[str, Any]], None], echo: Optional[
         OSError: the folder of the run cannot be written.
     """
     plan.logs.mkdir(parents=True, exist_ok=True)
-    lock = states.lock(plan.logs)
+    lock = lock_run(plan.logs)
     if lock is None:
-        who = states.read(plan.logs)
+        who = read_state(plan.logs)
         text = "the run %s is already running on %s (process %s)" % (plan.run, plan.node, who.get("pid"))
         ready({"started": False, "error": text})
         return 1
-    states.forget(plan.logs)
+    delete_request(plan.logs)
     adopt_orphans()
     ours, theirs = os.pipe()
     guard = os.getpid()
@@ -70,7 +68,7 @@ def _supervise(
         from .supervisor import Supervisor  # noqa: PLC0415
 
         events = Events(plan.logs, echo)
-        state = states.State(
+        state = State(
             plan.logs,
             run=plan.run,
             node=plan.node,
@@ -115,9 +113,9 @@ def _supervise(
 def _who(supervisor: int, guard: int) -> Dict[str, Any]:
     return {
         "pid": supervisor,
-        "start": states.identity(supervisor),
+        "start": start_time(supervisor),
         "guard": guard,
-        "guard_start": states.identity(guard),
+        "guard_start": start_time(guard),
     }
 
 
@@ -139,7 +137,7 @@ class _Guard:
         if os.WIFEXITED(status):
             text = "the agent crashed; its traceback is in %s" % (self._plan.logs / "agent.log")
         else:
-            text = "the agent %s" % described(status)
+            text = "the agent %s" % describe_status(status)
         self._clean(text)
         return 1
 
@@ -157,17 +155,18 @@ class _Guard:
 
     def _clean(self, text: str) -> None:
         """End the run on this node, inform the others, and write the end."""
-        told = threading.Thread(target=self._tell, args=(text,), name="tell", daemon=True)
-        told.start()
+        report = threading.Thread(target=self._report, args=(text,), name="report", daemon=True)
+        report.start()
         left = end_here(self._plan, GRACE, adopter=os.getpid())
-        told.join(RETURN + 1)
+        report.join(RETURN + 1)
         finish(self._plan, "failed", {"node": self._plan.node, "rank": None, "text": text}, left, self._echo)
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         """Inform the other agents instead of the supervisor. Otherwise they notice only after some seconds."""
         if self._plan.data.link is None:
             return
-        from ..link.link import Link, LinkError  # noqa: PLC0415
+        from ..link import LinkError  # noqa: PLC0415
+        from ..link.link import Link  # noqa: PLC0415
 
         link = Link(self._plan.data, lambda: None)
         try:
@@ -175,13 +174,13 @@ class _Guard:
         except LinkError as error:
             sys.stderr.write("%s\n" % error)
             return
-        link.tell("failed", attempt=states.read(self._plan.logs).get("attempt", 1), failed=None, text=text)
+        link.send("failed", attempt=read_state(self._plan.logs).get("attempt", 1), failed=None, text=text)
         link.close()
 
 
 def end_here(plan: NodePlan, grace: float, adopter: Optional[int] = None) -> Any:
     """End every process of a run without a supervisor. Returns the pids that could not be ended."""
-    from ..processes.tracker import Group, ProcessTracker, end_all  # noqa: PLC0415
+    from ..tracker import Group, ProcessTracker, end_all  # noqa: PLC0415
 
     tracker = ProcessTracker(plan.run, plan.node, Group(plan.run, plan.node), adopter)
     left = end_all(tracker, grace)
@@ -193,14 +192,14 @@ def finish(
     plan: NodePlan, state: str, why: Optional[Dict[str, Any]], left: Any, echo: Optional[int] = None
 ) -> Dict[str, Any]:
     """Write the end of a run instead of its supervisor: the events ``exit`` and ``end``, and the state."""
-    known = states.read(plan.logs)
+    known = read_state(plan.logs)
     events = Events(plan.logs, echo)
     events.attempt = int(known.get("attempt") or 1)
-    said: Dict[str, Any] = {"rc": None, "signal": None, "stopped": state == "stopped"}
-    events.emit("exit", **said, **({"left": left} if left else {}))
+    outcome: Dict[str, Any] = {"rc": None, "signal": None, "stopped": state == "stopped"}
+    events.emit("exit", **outcome, **({"left": left} if left else {}))
     events.emit("end", state=state, why=why, step=known.get("step"), saved=False)
     events.close()
-    written = states.State(plan.logs, **{key: value for key, value in known.items() if key not in _FRESH})
+    written = State(plan.logs, **{key: value for key, value in known.items() if key not in _FRESH})
     written.fields["began"] = known.get("began")
     written.set(state=state, why=why, left=left)
     return written.fields

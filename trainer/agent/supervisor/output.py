@@ -11,15 +11,12 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
 
-from ..reader import said
-
 if TYPE_CHECKING:
     from pathlib import Path
 import contextlib
 import time
 
-from ..events import Events
-from ..node_plan import NodePlan
+from ..run_files import Events, NodePlan
 
 LINE = 4096  # bytes of a line that are kept
 STEP = 256 << 10  # bytes read from a file at a time
@@ -122,11 +119,11 @@ class Tail:
 class RankLogs:
     """Follows the files of torchrun's ``--log-dir``: ``<run>_<random>/attempt_<n>/<local rank>/std{out,err}.log``.
 
-    ``heard(rank, count)`` is called with the number of new bytes.
+    ``on_bytes(rank, count)`` is called with the number of new bytes.
     """
 
-    def __init__(self, folder: Path, first_rank: int, heard: Callable[[int, int], None]) -> None:
-        self._heard = heard
+    def __init__(self, folder: Path, first_rank: int, on_bytes: Callable[[int, int], None]) -> None:
+        self._on_bytes = on_bytes
         self._folder = folder
         self._first = first_rank
         self._followed: Dict[Path, Tuple[int, Tail, Lines]] = {}
@@ -147,7 +144,7 @@ class RankLogs:
         for rank, tail, lines in self._followed.values():
             while True:
                 data, jumped = tail.read()
-                self._heard(rank, jumped + len(data))
+                self._on_bytes(rank, jumped + len(data))
                 if jumped:
                     yield rank, "… (%d bytes skipped because the output is too fast; the log file has them)" % jumped
                 for line in lines.feed(data):
@@ -169,10 +166,14 @@ class Progress:
     def events(self) -> Iterator[Dict[str, Any]]:
         """The fields of a progress event for each new line."""
         data = self._tail.read()[0] if self._tail else b""
+        if not data:
+            return
+        from ..reader import parse_line  # noqa: PLC0415 - its patterns are a tenth of an agent's start
+
         for line in self._lines.feed(data):
-            told = said(line)
-            if told and told.source == "trainer_log":
-                yield {name: _finite(told.values[name]) for name in PROGRESS if name in told.values}
+            parsed = parse_line(line)
+            if parsed and parsed.source == "trainer_log":
+                yield {name: _finite(parsed.values[name]) for name in PROGRESS if name in parsed.values}
 
 
 def _finite(value: Any) -> Any:
@@ -224,7 +225,7 @@ class Output:
         """Find new files of ranks."""
         self._ranks.look()
 
-    def tell(self, last: bool = False) -> None:
+    def report(self, last: bool = False) -> None:
         """Report what is new in the files; ``last``: also lines without a newline."""
         if last:
             for line in self._launcher_lines.flush():

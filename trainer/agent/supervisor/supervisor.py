@@ -10,12 +10,10 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, Optional
 
-from ..events import Events
-from ..link.frames import CopyError
-from ..link.link import Link, LinkError
-from ..node_plan import NodePlan
-from ..processes.tracker import STUBBORN
-from ..state import State
+from ..link import CopyError, LinkError
+from ..link.link import Link
+from ..run_files import Events, NodePlan, State
+from ..tracker import STUBBORN
 from .attempt import Attempt
 from .control import Control
 from .decisions import (
@@ -27,9 +25,9 @@ from .decisions import (
     decide_end,
     decide_start,
     judge,
-    kept,
     offer_end,
     offer_start,
+    saved_step,
 )
 
 MEET = 180.0  # seconds in which all agents must meet to start an attempt
@@ -72,7 +70,7 @@ class Supervisor:
             verdict = self._wait(number) or self._attempt(number)
             if verdict["state"] != AGAIN:
                 return verdict
-            text = "attempt %d of %d failed: %s" % (number, self._plan.data.attempts, said(verdict["why"]))
+            text = "attempt %d of %d failed: %s" % (number, self._plan.data.attempts, describe_reason(verdict["why"]))
             self._events.emit("notice", text=text)
             number += 1
 
@@ -100,7 +98,7 @@ class Supervisor:
             checkpoint=decision["checkpoint"], port=decision["port"], world_size=decision["world_size"], step=None
         )
         outcome = Attempt(self._plan, decision, self._control, self._events, self._state).run()
-        self._link.tell("ended", text=self._said(outcome))
+        self._link.send("ended", text=describe_outcome(outcome))
         return self._judge(outcome)
 
     def _begin(self, number: int) -> Dict[str, Any]:
@@ -143,7 +141,7 @@ class Supervisor:
 
         def going() -> bool:
             control.take()
-            return not control.broken and not control.lacking()
+            return not control.broken and not control.lost_nodes()
 
         patience = plan.grace + STUBBORN + SLACK
         if control.stop is not None and control.stop.save:
@@ -162,7 +160,7 @@ class Supervisor:
         stopped = self._control.stop is not None
         nothing: Dict[str, Any] = {"rc": None, "signal": None, "stopped": stopped, "left": [], "step": None}
         verdict = judge({0: offer.get("outcome") or nothing}, self._control.failure, more=False)
-        return dict(verdict, saved=kept({0: offer}) if verdict["state"] == STOPPED and offer else None)
+        return dict(verdict, saved=saved_step({0: offer}) if verdict["state"] == STOPPED and offer else None)
 
     def _settle(self) -> None:
         """Take the messages that came before a meeting failed, and wait a moment for rank 0's reason."""
@@ -170,13 +168,6 @@ class Supervisor:
         until = time.monotonic() + RELAY
         while self._plan.rank and not self._control.over() and time.monotonic() < until:
             self._control.wait(until - time.monotonic())
-
-    def _said(self, outcome: Dict[str, Any]) -> str:
-        if outcome["stopped"]:
-            return "it stopped"
-        if outcome["signal"]:
-            return "its command was killed by %s" % outcome["signal"]
-        return "its command exited with code %s" % outcome["rc"]
 
     def _end(self, verdict: Dict[str, Any]) -> int:
         """Write the end of the run."""
@@ -189,8 +180,17 @@ class Supervisor:
         return 0 if verdict["state"] == "finished" else 1
 
 
-def said(why: Optional[Dict[str, Any]]) -> str:
+def describe_reason(why: Optional[Dict[str, Any]]) -> str:
     """Describe a reason."""
     if why is None:
         return "the cause is unknown"
     return "%s: %s" % (why["node"], why["text"])
+
+
+def describe_outcome(outcome: Dict[str, Any]) -> str:
+    """Describe how a node's command ended."""
+    if outcome["stopped"]:
+        return "it stopped"
+    if outcome["signal"]:
+        return "its command was killed by %s" % outcome["signal"]
+    return "its command exited with code %s" % outcome["rc"]

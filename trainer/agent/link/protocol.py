@@ -1,14 +1,29 @@
-"""Frames over TCP: JSON objects or pieces of files, each with a MAC, in bounded memory both ways.
+"""The bytes on a connection: a handshake, then frames with MACs, in bounded memory both ways.
 
-After the handshake (``handshake.py``) everything on a connection is a frame::
+Both ends prove that they know the run's token, and never send it. The handshake has three lines of ASCII in a fixed
+form, which are never parsed as JSON::
+
+    caller  clusterctl-link 2 RUN RANK NONCE
+    host    clusterctl-link 2 NONCE PROOF
+    caller  PROOF
+
+A nonce is 16 random bytes in hex. A proof is the HMAC-SHA-256 with the token over the side's role and the raw bytes of
+the lines before it, so it covers both nonces and the caller's claim. It can be neither replayed nor reflected. When
+the host's proof is wrong, the caller leaves without a proof of its own. ``RUN`` and ``RANK`` only serve messages about
+rejected connections. ``Caller`` and ``Host`` are state machines without a socket: the same code serves a selector and a
+blocking thread.
+
+Everything after the handshake is a frame::
 
     4 bytes   length of the payload, big endian
     16 bytes  MAC: HMAC-SHA-256, cut to 16 bytes, of the frame's number on this connection (8 bytes), the length and
               the payload
     payload   a JSON object; on a connection for files also a piece of a file
 
-Each direction has its own key and counts its frames from 0. A frame that another host changed, injected, repeated,
-dropped or reordered has a wrong MAC, and the connection ends. A payload is parsed only after its MAC is verified.
+Each direction has its own key, from the token and the three lines, and counts its frames from 0. A frame that another
+host changed, injected, repeated, dropped or reordered has a wrong MAC, and the connection ends. A payload is parsed
+only after its MAC is verified. The first frames are the caller's ``{"rank", "instance", "purpose", …}`` and the host's
+``{"welcome": true, …}`` or ``{"refused": why}``.
 
 ``Connection`` never blocks, for the agents' messages. ``Stream`` blocks, for files.
 
@@ -23,12 +38,15 @@ import hashlib
 import hmac
 import itertools
 import json
+import re
+import secrets
 import socket
 import struct
 import time
 from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Union
 
 from ..contract.untrusted import UntrustedError, parse_object
+from . import CopyError
 
 MESSAGE = 16 << 20  # bytes of a frame from an agent of the run
 READ = 256 << 10  # bytes read at a time
@@ -149,7 +167,7 @@ class Connection:
             self.waiting += len(part)
             self._out.append(memoryview(part))
 
-    def say(self, *payload: bytes) -> None:
+    def send_frame(self, *payload: bytes) -> None:
         """Queue one frame; its payload is given in parts."""
         assert self.session is not None
         self.send(self.session.sent.head(*payload), *payload)
@@ -248,14 +266,10 @@ SILENCE = 60.0  # seconds without a byte after which a copy has failed
 CANCEL_CHECK = 0.5  # seconds between checks for a cancellation
 
 
-class CopyError(Exception):
-    """A file could not be copied. The text names it and says why."""
-
-
 class Stream:
     """Messages and pieces of files over one blocking socket. It calls ``alive`` while it waits.
 
-    Every frame has a MAC: ``hear`` and ``read`` return only what the other end sent, in its order.
+    Every frame has a MAC: ``receive`` and ``read`` return only what the other end sent, in its order.
 
     Every method raises CopyError when the other side exited, is silent or violates the protocol, or ``alive`` is false.
     """
@@ -266,7 +280,7 @@ class Stream:
         self.alive = alive
         self._session = session
 
-    def say(self, message: Dict[str, Any]) -> None:
+    def send(self, message: Dict[str, Any]) -> None:
         """Send one message."""
         payload = encode(message)
         self._send(self._session.sent.head(payload) + payload)
@@ -280,7 +294,7 @@ class Stream:
             self._send(head)
             self._send(piece)
 
-    def hear(self) -> Optional[Dict[str, Any]]:
+    def receive(self) -> Optional[Dict[str, Any]]:
         """Receive the next message; None at the end."""
         buffer = memoryview(bytearray(LINE))
         count = self.read(buffer)
@@ -340,3 +354,115 @@ def _once(work: Callable[[], int]) -> Optional[int]:
         return None
     except OSError as error:
         raise CopyError("the connection broke: %s" % error) from error
+
+
+HELLO = 512  # bytes of a line before the other end is authenticated
+CLAIM = 4096  # bytes of the caller's first frame, and of the answer to it
+DEADLINE = 5.0  # seconds for the whole handshake
+
+_NAME = b"clusterctl-link 2 "
+_FIRST = re.compile(_NAME + rb"([!-~]{1,200}) ([0-9]{1,6}) [0-9a-f]{32}\n")
+_SECOND = re.compile(_NAME + rb"[0-9a-f]{32} ([0-9a-f]{64})\n")
+_THIRD = re.compile(rb"([0-9a-f]{64})\n")
+
+
+class UnknownPeerError(Exception):
+    """The other end does not belong to this run. The text says what it sent."""
+
+
+class RefusedError(Exception):
+    """The other end belongs to the run and refuses. The text says why."""
+
+
+class Claim(NamedTuple):
+    """What a caller claims before it is authenticated."""
+
+    run: str
+    rank: int
+
+
+def _digest(token: str, role: bytes, lines: bytes) -> bytes:
+    return hmac.new(token.encode(), role + b"\n" + lines, hashlib.sha256).digest()
+
+
+def _proof(token: str, role: bytes, lines: bytes) -> bytes:
+    return _digest(token, role, lines).hex().encode()
+
+
+def _key(token: str, direction: bytes, lines: bytes) -> bytes:
+    return _digest(token, b"key of " + direction, lines)
+
+
+class Caller:
+    """The side that connects. ``session`` is set when the host is authenticated."""
+
+    def __init__(self, token: str, run: str, rank: int) -> None:
+        self._token = token
+        shown = re.sub("[^!-~]", "?", run)[:200] or "?"
+        self._first = b"%s%s %d %s\n" % (_NAME, shown.encode(), rank, secrets.token_hex(16).encode())
+        self.session: Optional[Session] = None
+
+    def first(self) -> bytes:
+        """The first line."""
+        return self._first
+
+    def take(self, line: bytes) -> bytes:
+        """Return the answer to the host's line: the last line of the handshake.
+
+        Raises:
+            UnknownPeerError: the host does not know the token.
+        """
+        found = _SECOND.fullmatch(line)
+        if found is None:
+            raise UnknownPeerError("sent %r" % line[:40].rstrip(b"\n"))
+        nonce_line = line[: found.start(1)]
+        if not hmac.compare_digest(found.group(1), _proof(self._token, b"host", self._first + nonce_line)):
+            raise UnknownPeerError("does not know this run's token; is it the agent of another run?")
+        transcript = self._first + line
+        last = _proof(self._token, b"caller", transcript) + b"\n"
+        there, here = (_key(self._token, way, transcript + last) for way in (b"caller", b"host"))
+        self.session = Session(Seal(there), Seal(here))
+        return last
+
+
+class Host:
+    """The side that listens. ``session`` is set when the caller is authenticated."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+        self._transcript = b""
+        self.claim: Optional[Claim] = None
+        self.session: Optional[Session] = None
+
+    def take(self, line: bytes) -> bytes:
+        """Return the answer to a line of the caller; empty after its last one.
+
+        Raises:
+            UnknownPeerError: it is not an agent of this run.
+        """
+        if self.claim is None:
+            found = _FIRST.fullmatch(line)
+            if found is None:
+                raise UnknownPeerError("sent %r" % line[:40].rstrip(b"\n"))
+            self.claim = Claim(found.group(1).decode(), int(found.group(2)))
+            second = b"%s%s " % (_NAME, secrets.token_hex(16).encode())
+            second += _proof(self._token, b"host", line + second) + b"\n"
+            self._transcript = line + second
+            return second
+        found = _THIRD.fullmatch(line)
+        if found is None or not hmac.compare_digest(found.group(1), _proof(self._token, b"caller", self._transcript)):
+            raise UnknownPeerError("claimed to be rank %d, but does not know this run's token" % self.claim.rank)
+        here, there = (_key(self._token, way, self._transcript + line) for way in (b"host", b"caller"))
+        self.session = Session(Seal(here), Seal(there))
+        return b""
+
+
+def check_welcome(answer: Dict[str, Any]) -> Dict[str, Any]:
+    """Return the host's answer.
+
+    Raises:
+        RefusedError: the host refuses.
+    """
+    if "refused" in answer or not answer.get("welcome"):
+        raise RefusedError(str(answer.get("refused"))[:1000])
+    return answer

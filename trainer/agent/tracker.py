@@ -2,11 +2,11 @@
 
 Reading all of /proc takes tens of milliseconds on a large machine. So ``ProcessTracker`` does not read a foreign
 process again, and waits longer between looks the more the last one cost. ``ProcessTracker.all`` is exact: it reads all
-of /proc with ``proc.members``.
+of /proc with ``processes.members``.
 
 Where this user may create a cgroup (v2 only; in practice root's runs), the run's processes are in it, and cannot leave
 it. No controller is enabled: the cgroup is a list of processes that the kernel keeps, and a way to kill all of them at
-once. Elsewhere the marks of ``proc.py`` suffice.
+once. Elsewhere the marks of ``processes.py`` suffice.
 
 Ending a run sends SIGTERM, after a grace period SIGKILL, until all of /proc shows no process of the run.
 """
@@ -21,13 +21,27 @@ import signal
 import time
 from typing import Callable, Dict, List, NamedTuple, Optional, Set
 
-from .proc import Stat, environment_of, marked, members, open_pidfd, pids, read, reap_all, send, spared, stat_of
+from .processes import (
+    Stat,
+    environ_of,
+    environment_of,
+    has_mark,
+    members,
+    open_pidfd,
+    own_ancestry,
+    parse_environment,
+    pids,
+    read,
+    reap_all,
+    send,
+    stat_of,
+)
 
 BUSY = 1.0  # seconds in which the kernel removes processes that have exited
 RETRY = 0.01  # seconds between tries
 
 
-def mounted(table: str = "/proc/self/mounts") -> Optional[str]:
+def cgroup_mount(table: str = "/proc/self/mounts") -> Optional[str]:
     """The mount point of cgroup v2."""
     for line in read(table).decode("utf-8", "replace").splitlines():
         fields = line.split()
@@ -40,10 +54,10 @@ class Group:
     """A run's cgroup on one node; ``path`` is None without one, and every list is empty then."""
 
     def __init__(self, run: str, node: str) -> None:
-        root = mounted()
+        root = cgroup_mount()
         name = "clusterctl-" + re.sub(r"[^A-Za-z0-9._-]", "-", "%s-%s" % (run, node))
         self.path = "%s/%s" % (root, name) if root else None
-        self._made = self.path is not None and os.path.isdir(self.path)  # noqa: PTH112
+        self._exists = self.path is not None and os.path.isdir(self.path)  # noqa: PTH112
 
     def make(self) -> bool:
         """Create the cgroup, or use the existing one. False if that is not possible."""
@@ -51,12 +65,12 @@ class Group:
             return False
         with contextlib.suppress(OSError):
             os.mkdir(self.path)  # noqa: PTH102
-        self._made = os.access(self.path + "/cgroup.procs", os.W_OK)
-        return self._made
+        self._exists = os.access(self.path + "/cgroup.procs", os.W_OK)
+        return self._exists
 
-    def entering(self) -> Callable[[], None]:
+    def preexec(self) -> Callable[[], None]:
         """For ``preexec_fn``: the process enters the cgroup before it becomes the command."""
-        path = "%s/cgroup.procs" % self.path if self._made else None
+        path = "%s/cgroup.procs" % self.path if self._exists else None
 
         def enter() -> None:
             if path is None:
@@ -70,13 +84,13 @@ class Group:
 
     def pids(self) -> List[int]:
         """The processes in the cgroup."""
-        if not self._made:
+        if not self._exists:
             return []
         return [int(word) for word in read("%s/cgroup.procs" % self.path).split() if word != b"0"]
 
     def kill(self) -> None:
         """Send SIGKILL to all of them at once (Linux 5.14; older ones have no such file)."""
-        if self._made:
+        if self._exists:
             with contextlib.suppress(OSError):
                 fd = os.open("%s/cgroup.kill" % self.path, os.O_WRONLY | os.O_CLOEXEC)
                 os.write(fd, b"1")
@@ -85,7 +99,7 @@ class Group:
     def remove(self) -> None:
         """Remove the cgroup; one that still has a process after ``BUSY`` seconds stays."""
         limit = time.monotonic() + BUSY
-        while self._made and not self._removed() and time.monotonic() < limit:
+        while self._exists and not self._removed() and time.monotonic() < limit:
             time.sleep(RETRY)  # processes that were just killed are still exiting; no event reports their exit
 
     def _removed(self) -> bool:
@@ -159,7 +173,7 @@ class ProcessTracker:
 
     def _ours(self, fresh: Dict[int, Stat], alive: Dict[int, Stat]) -> Dict[int, Stat]:
         """The new processes that belong to the run."""
-        above = spared()
+        above = own_ancestry()
         grouped = set(self._group.pids())
         found: Dict[int, Stat] = {}
         for pid in sorted(fresh):  # parents come before their children, except when pids wrap around
@@ -167,12 +181,12 @@ class ProcessTracker:
             if pid in above:
                 self._strangers.add(pid)
                 continue
-            environment = environment_of(pid)
+            environment = environ_of(pid)
             parent = stat.parent
             related = pid in self.started or parent == self.adopter or parent in alive or parent in found
-            if related or pid in grouped or marked(environment, self._run, self._node):
+            if related or pid in grouped or has_mark(environment, self._run, self._node):
                 found[pid] = stat
-                self._see(pid, stat, environment)
+                self._see(pid, stat, parse_environment(environment))
             elif environment or pid in self._blank:
                 self._strangers.add(pid)
             else:
@@ -217,7 +231,7 @@ class ProcessTracker:
     def all(self) -> Dict[int, Stat]:
         """All living processes of the run. Exact: reads all of /proc."""
         found = members(self._run, self._node, self.started, self.adopter)
-        above = spared()
+        above = own_ancestry()
         for pid in self._group.pids():
             stat = stat_of(pid)
             if stat is not None and stat.state not in "ZX" and pid not in above:

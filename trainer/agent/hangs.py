@@ -21,15 +21,13 @@ import signal
 import threading
 from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from ..contract.plan import Plan
-from ..events import Events
-from ..node_plan import NodePlan
-from ..processes.proc import Stat
-from ..processes.ranks import Proc, mains, of_ranks
-from ..processes.tracker import ProcessTracker
-from ..supervisor.control import Control
-from . import phases, stacks
-from .silence import Silence
+from . import stacks
+from .contract.plan import Plan
+from .processes import Proc, Stat, main_processes, of_ranks
+from .run_files import Events, NodePlan
+from .silence import TRAINING, Silence
+from .supervisor.control import Control
+from .tracker import ProcessTracker
 
 STOPPED = 5.0  # seconds in a state before it counts
 WAITING = 60.0
@@ -63,7 +61,7 @@ class Watch:
 
     @property
     def phase(self) -> str:
-        """The phase of the run, one of ``phases.NAMES``."""
+        """The phase of the run, one of ``silence.NAMES``."""
         return self._silence.phases.current
 
     def notices(self) -> List[str]:
@@ -78,7 +76,7 @@ class Watch:
     def bytes(self, _rank: Optional[int], count: int, now: float) -> None:
         """Record that a log grew by ``count`` bytes: a progress bar is not a line until it ends."""
         if count > 0:
-            self._silence.heard = now
+            self._silence.last_sign = now
 
     def progress(self, event: Dict[str, Any], now: float) -> None:
         """Take the fields of a progress event."""
@@ -99,7 +97,7 @@ class Watch:
         self._proc.forget(members)
         self._below &= {(pid, stat.start) for pid, stat in members.items()}
         self._carried = self._carried or bool(self._ranks)
-        found = mains(members, self._ranks, None if self._carried else self._first, self._below)
+        found = main_processes(members, self._ranks, None if self._carried else self._first, self._below)
         self._below |= {(pid, members[pid].start) for pid in self._ranks if pid not in found.values()}
         self._mains.update({rank: (pid, members[pid]) for rank, pid in found.items()})
         self._ranks.update({pid: rank for rank, pid in found.items()})
@@ -160,7 +158,7 @@ class Watch:
         """
         now_of = {rank: self._fresh(pid, known.start) for rank, (pid, known) in self._mains.items()}
         living = {rank for rank, stat in now_of.items() if stat is not None and stat.state not in "ZX"}
-        training = self._silence.phases.spoken and self.phase == phases.TRAINING and bool(living)
+        training = self._silence.phases.announces and self.phase == TRAINING and bool(living)
         for rank, (pid, known) in sorted(self._mains.items()):
             stat = now_of[rank]
             status = stat.status if stat is not None and rank not in living else 0
@@ -220,21 +218,21 @@ class Hangs:
             self._events.emit("notice", text=text)
         if self._control.stacks_wanted and self._hang is None:
             self._control.stacks_wanted = False
-            self._collect(tell=True)
+            self._collect(send=True)
         if found is not None and self._hang is None:
             self._hang, self._until, self._own = found, now + GATHER, None
             self._control.stacks.clear()
-            self._control.answered.clear()
-            self._control.link.tell("stacks?")
-            self._collect(tell=False)
+            self._control.answers.clear()
+            self._control.link.send("stacks?")
+            self._collect(send=False)
         if self._hang is not None and (now >= self._until or self._gathered()):
             hang, self._hang = self._hang, None
             self._act(hang)
 
     def _gathered(self) -> bool:
-        return self._own is not None and self._others <= set(self._control.answered)
+        return self._own is not None and self._others <= set(self._control.answers)
 
-    def _collect(self, tell: bool) -> None:
+    def _collect(self, send: bool) -> None:
         """Collect this node's stacks in a thread, one at a time."""
         if self._collecting is not None and self._collecting.is_alive():
             return
@@ -243,8 +241,8 @@ class Hangs:
         def work() -> None:
             collected = stacks.collect(members, self._plan.data.first_rank, self._plan.data.prefix)
             found = {rank: text[:STACK] for rank, text in collected.items()}
-            if tell:
-                self._control.link.tell("stacks", rank_stacks=found)
+            if send:
+                self._control.link.send("stacks", rank_stacks=found)
             self._own = found
             self._control.nudge()
 
@@ -255,12 +253,12 @@ class Hangs:
         found = dict(self._control.stacks)
         found.update(self._own or {})
         text = hang.text
-        odd = [rank for rank in stacks.odd(found) if rank != hang.rank]
-        if hang.rank is None and odd:
-            text += "; elsewhere than the others: rank %s" % ", ".join(map(str, odd))
-        said: Dict[str, Any] = {"kind": hang.kind, "rank": hang.rank, "text": text}
+        others = [rank for rank in stacks.outliers(found) if rank != hang.rank]
+        if hang.rank is None and others:
+            text += "; elsewhere than the others: rank %s" % ", ".join(map(str, others))
+        fields: Dict[str, Any] = {"kind": hang.kind, "rank": hang.rank, "text": text}
         if found:
-            said["stacks"] = {str(rank): stack for rank, stack in sorted(found.items())}
-        self._events.emit("hang", **said)
+            fields["stacks"] = {str(rank): stack for rank, stack in sorted(found.items())}
+        self._events.emit("hang", **fields)
         if self._stops:
-            self._control.fail(hang.rank if hang.rank is not None or len(odd) != 1 else odd[0], "hangs: " + text)
+            self._control.fail(hang.rank if hang.rank is not None or len(others) != 1 else others[0], "hangs: " + text)

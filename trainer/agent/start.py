@@ -18,9 +18,9 @@ import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-from ..contract.untrusted import UntrustedError, parse_object
-from ..node_plan import NodePlan
-from ..supervisor import guard
+from .contract.untrusted import UntrustedError, parse_object
+from .run_files import NodePlan
+from .supervisor import guard
 
 PATIENCE = 5.0  # seconds for an answer of logind
 _MOST = 4096  # highest descriptor that this process may have open: it opens few
@@ -62,7 +62,7 @@ def ask_logind() -> Logind:
         kills=_property("KillUserProcesses") == "b true",
         spared=_words(_property("KillExcludeUsers")),
         only=_words(_property("KillOnlyUsers")),
-        lingers=_said(["loginctl", "show-user", user, "--property=Linger", "--value"]) == "yes",
+        lingers=_output_of(["loginctl", "show-user", user, "--property=Linger", "--value"]) == "yes",
     )
 
 
@@ -80,15 +80,15 @@ def owner_name(uid: int) -> str:
 
 
 def _property(name: str) -> str:
-    return _said(["busctl", "get-property", *_MANAGER, name])
+    return _output_of(["busctl", "get-property", *_MANAGER, name])
 
 
-def _words(said: str) -> Tuple[str, ...]:
+def _words(text: str) -> Tuple[str, ...]:
     """The strings of an array as busctl prints it: ``as 2 "root" "alice"``."""
-    return tuple(re.findall(r'"([^"]*)"', said))
+    return tuple(re.findall(r'"([^"]*)"', text))
 
 
-def _said(argv: List[str]) -> str:
+def _output_of(argv: List[str]) -> str:
     try:
         done = subprocess.run(
             argv,
@@ -118,9 +118,9 @@ def spawn(argv: List[str]) -> Tuple[str, str]:
         cwd="/",  # so that it does not block unmounting
     ) as daemon:
         assert daemon.stdout is not None
-        said = daemon.stdout.read().decode("utf-8", "replace")
+        output = daemon.stdout.read().decode("utf-8", "replace")
         daemon.returncode = 0  # Popen must not wait for it: it outlives this process
-    return _parted(said)
+    return _split_output(output)
 
 
 def fork(work: Callable[[], int]) -> Tuple[str, str]:
@@ -144,7 +144,7 @@ def fork(work: Callable[[], int]) -> Tuple[str, str]:
             os._exit(code)
     os.close(theirs)
     with os.fdopen(ours, "rb") as pipe:
-        return _parted(pipe.read().decode("utf-8", "replace"))
+        return _split_output(pipe.read().decode("utf-8", "replace"))
 
 
 def _detach(out: int) -> None:
@@ -157,11 +157,11 @@ def _detach(out: int) -> None:
     os.closerange(3, _MOST)
 
 
-def _parted(said: str) -> Tuple[str, str]:
+def _split_output(output: str) -> Tuple[str, str]:
     """Split a daemon's output into its JSON line and the rest."""
-    lines = said.splitlines()
-    told = [line for line in lines if line.startswith("{")]
-    return (told[-1] if told else ""), "\n".join(line for line in lines if not line.startswith("{"))
+    lines = output.splitlines()
+    answers = [line for line in lines if line.startswith("{")]
+    return (answers[-1] if answers else ""), "\n".join(line for line in lines if not line.startswith("{"))
 
 
 LOG = "agent.log"  # the agent's own messages: tracebacks
@@ -170,22 +170,22 @@ LOG = "agent.log"  # the agent's own messages: tracebacks
 def start(plan: NodePlan) -> Dict[str, Any]:
     """Start the daemon and wait until it owns the run. Returns the answer that ``__main__.py`` documents."""
     before, notice = way(ask_logind(), user_name())
-    said = other = ""
+    answer = other = ""
     if before:
         flags = "-IB" if sys.dont_write_bytecode else "-I"
-        argv = [sys.executable, flags, str(Path(__file__).absolute().parents[1]), "daemon", str(plan.path)]
-        said, other = spawn([*before, *argv, *(["--notice", notice] if notice else [])])
-        if not said:  # the user's systemd cannot be reached: start without it
+        argv = [sys.executable, flags, str(Path(__file__).absolute().parent), "daemon", str(plan.path)]
+        answer, other = spawn([*before, *argv, *(["--notice", notice] if notice else [])])
+        if not answer:  # the user's systemd cannot be reached: start without it
             notice = "%s; systemd-run cannot move it out of the session: %s" % (
                 notice or "the run stops at logout",
                 other,
             )
-    if not said:
-        said, other = fork(lambda: daemon(plan, notice or ""))
-    if not said:
+    if not answer:
+        answer, other = fork(lambda: daemon(plan, notice or ""))
+    if not answer:
         return {"started": False, "error": other.strip() or "the agent exited without reporting; see %s" % LOG}
     try:
-        return parse_object(said)
+        return parse_object(answer)
     except UntrustedError as error:
         return {"started": False, "error": "the agent's answer %s; see %s" % (error, LOG)}
 
@@ -193,10 +193,10 @@ def start(plan: NodePlan) -> Dict[str, Any]:
 def daemon(plan: NodePlan, notice: str) -> int:
     """Be the daemon: own the run until its end. ``start`` reads stdout until both processes have closed it."""
 
-    def ready(said: Dict[str, Any]) -> None:
-        if said:
+    def ready(answer: Dict[str, Any]) -> None:
+        if answer:
             with contextlib.suppress(OSError):  # the starter may have exited
-                os.write(1, json.dumps(said).encode() + b"\n")
+                os.write(1, json.dumps(answer).encode() + b"\n")
         _let_go(plan)
 
     return guard.run(plan, ready, notice=notice)
@@ -216,12 +216,12 @@ def _let_go(plan: NodePlan) -> None:
 
 def run(plan: NodePlan) -> int:
     """Own the run in the foreground; its events are printed as well."""
-    return guard.run(plan, _complaining(), echo=1)
+    return guard.run(plan, _error_reporter(), echo=1)
 
 
-def _complaining() -> Callable[[Dict[str, Any]], None]:
-    def ready(said: Dict[str, Any]) -> None:
-        if said.get("error"):
-            sys.stderr.write("agent: %s\n" % said["error"])
+def _error_reporter() -> Callable[[Dict[str, Any]], None]:
+    def ready(answer: Dict[str, Any]) -> None:
+        if answer.get("error"):
+            sys.stderr.write("agent: %s\n" % answer["error"])
 
     return ready

@@ -2,7 +2,7 @@
 
 py-spy (in the release, or on PATH) reads the stacks of a Python process from outside. Without it, or without
 permission, /proc shows at least what the process waits for. A rank with ``PYTHONFAULTHANDLER=1`` writes its stacks to
-its own log when it gets SIGABRT, and dies of it (``ask_faulthandler``). ``odd`` reads all three formats.
+its own log when it gets SIGABRT, and dies of it (``ask_faulthandler``). ``outliers`` reads all three formats.
 
 A rank in a collective operation waits for the others. If some ranks are in one and some are not, those outside block
 the others.
@@ -14,14 +14,12 @@ import collections
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
 from typing import Dict, List, Optional, Tuple
 
-from ..processes.proc import Stat, read, stat_of
-from ..processes.ranks import Proc, mains, of_ranks
+from .processes import Proc, Stat, main_processes, of_ranks, read, stat_of
 
 PATIENCE = 7.0  # seconds for the stacks of all ranks together; all of this stays below GATHER of ``hangs.py``
 AGAIN = 3.0  # seconds for processes that could not be paused
@@ -54,6 +52,8 @@ Frame = Tuple[str, str, str]  # function, file below site-packages, line
 
 def program(prefix: str) -> Optional[str]:
     """The path of py-spy: in the release, else on PATH, else None."""
+    import shutil  # noqa: PLC0415 - it imports the compressors, and most runs do not hang
+
     ours = os.path.join(prefix or "/nonexistent", "bin", "py-spy")  # noqa: PTH118
     return ours if os.access(ours, os.X_OK) else shutil.which("py-spy")
 
@@ -63,7 +63,7 @@ def collect(members: Dict[int, Stat], first: int, prefix: str) -> Dict[int, str]
 
     Each text starts with a line "pid 123, state S", followed by the output of py-spy or the fields of /proc.
     """
-    pids = mains(members, of_ranks(members, Proc(first).rank), first, set())
+    pids = main_processes(members, of_ranks(members, Proc(first).rank), first, set())
     heads = {}
     for rank, pid in pids.items():
         stat = stat_of(pid)
@@ -94,12 +94,12 @@ def _dump(spy: str, pids: Dict[int, int], options: List[str], patience: float) -
     late = []
     for rank, child in started.items():
         try:
-            said = child.communicate(timeout=max(0.01, limit - time.monotonic()))[0].decode("utf-8", "replace")
+            output = child.communicate(timeout=max(0.01, limit - time.monotonic()))[0].decode("utf-8", "replace")
         except subprocess.TimeoutExpired:
             late.append(child)
             continue
-        if frames(said):  # its exit code may have been reaped elsewhere
-            found[rank] = said
+        if frames(output):  # its exit code may have been reaped elsewhere
+            found[rank] = output
     _end(late)
     return found
 
@@ -122,9 +122,9 @@ def of_proc(pid: int) -> str:
     """A process's position from /proc: the kernel function, the system call and, for root, the kernel's stack."""
     lines = []
     for label, name in (("in the kernel", "wchan"), ("system call", "syscall"), ("kernel stack", "stack")):
-        said = read("/proc/%d/%s" % (pid, name)).decode("ascii", "replace").strip()
-        if said and said != "0":
-            lines.append("    %s: %s" % (label, said.replace("\n", "\n        ")))
+        output = read("/proc/%d/%s" % (pid, name)).decode("ascii", "replace").strip()
+        if output and output != "0":
+            lines.append("    %s: %s" % (label, output.replace("\n", "\n        ")))
     return "\n".join(lines) or "    /proc shows nothing"
 
 
@@ -190,7 +190,7 @@ def _place(text: str) -> Tuple[Frame, ...]:
     return ((kernel.group(1), "", ""),) if kernel else ()
 
 
-def odd(texts: Dict[int, str]) -> List[int]:
+def outliers(texts: Dict[int, str]) -> List[int]:
     """Find the ranks that differ, from the stacks of all ranks; empty if none does.
 
     A stopped rank always differs. Otherwise it is the ranks outside a collective that the others are in, or else those

@@ -9,11 +9,9 @@ import select
 import sys
 from typing import Any, Dict, List, Optional
 
-from .. import state as states
-from ..contract.untrusted import UntrustedError, parse_object
-from ..events import NAME
-from ..node_plan import NodePlan
-from ..processes.proc import open_pidfd
+from .contract.untrusted import UntrustedError, parse_object
+from .processes import open_pidfd
+from .run_files import EVENTS, FINAL, NodePlan, read_state, running_agents
 
 TICK = 0.1  # seconds between looks at a file that grows
 LOOK = 2.0  # seconds between looks for an agent without a pidfd, or one that starts late
@@ -40,12 +38,12 @@ class Follower:
         """Print until the run ends, its agent exits, or the reader leaves."""
         try:
             while not self._ended:
-                alive = bool(states.agents(states.read(self._plan.logs)))
+                alive = bool(running_agents(read_state(self._plan.logs)))
                 self._follow(alive)
                 if not alive:
                     break
             if not self._ended:
-                self._say(self._last())
+                self._print(self._last())
         except (BrokenPipeError, _GoneError):
             return 1
         return 0
@@ -70,7 +68,7 @@ class Follower:
                     return
 
     def _watch(self) -> None:
-        for pid, _ in states.agents(states.read(self._plan.logs)):
+        for pid, _ in running_agents(read_state(self._plan.logs)):
             handle = open_pidfd(pid) if pid not in self._handles else None
             if handle is not None:
                 self._handles[pid] = handle
@@ -86,7 +84,7 @@ class Follower:
     def _read(self) -> bool:
         """Print new complete lines. False when there is nothing new."""
         try:
-            fd = os.open(self._plan.logs / NAME, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(self._plan.logs / EVENTS, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:
@@ -96,27 +94,27 @@ class Follower:
         if not data:
             return False
         *lines, self._rest = (self._rest + data).split(b"\n")
-        said: List[str] = []
+        output: List[str] = []
         for line in lines:
             self._at += len(line) + 1
             with contextlib.suppress(UntrustedError):  # torn by a full disk
                 event = parse_object(line)
-                said.append(json.dumps(dict(event, at=self._at)))
+                output.append(json.dumps(dict(event, at=self._at)))
                 self._ended = self._ended or event.get("event") == "end"
-        if said:
-            sys.stdout.write("\n".join(said) + "\n")
+        if output:
+            sys.stdout.write("\n".join(output) + "\n")
             sys.stdout.flush()
         return True
 
     def _last(self) -> Dict[str, Any]:
         """The last event when the agent exited without an event ``end``: a full disk may have prevented it."""
-        state = states.read(self._plan.logs)
-        if state.get("state") in states.FINAL:
+        state = read_state(self._plan.logs)
+        if state.get("state") in FINAL:
             fields = {key: state.get(key) for key in ("state", "why", "step", "saved", "time", "attempt")}
             return dict(fields, event="end")
         return {"event": "gone"}
 
-    def _say(self, event: Dict[str, Any]) -> None:
+    def _print(self, event: Dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(dict(event, at=self._at)) + "\n")
         sys.stdout.flush()
 

@@ -10,13 +10,12 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from .. import state as states
-from ..node.probe import can_listen
-from ..node_plan import NodePlan
-from ..processes.proc import Stat, open_pidfd, send, stat_of
-from ..processes.tracker import STUBBORN, Group, ProcessTracker, end_all
-from ..supervisor.guard import finish
+from .probe import can_listen
+from .processes import Stat, open_pidfd, send, stat_of
+from .run_files import FINAL, NodePlan, lock_run, read_state, running_agents, start_time, write_request
 from .start import owner_name
+from .supervisor.guard import finish
+from .tracker import STUBBORN, Group, ProcessTracker, end_all
 
 ANSWER = 5.0  # seconds in which a running agent must start to end the run
 SLACK = 20.0  # seconds beyond the grace period and ``STUBBORN``: for the agents' last meeting
@@ -39,8 +38,8 @@ def stop(plan: NodePlan, *, save: bool, who: str, patience: Optional[float]) -> 
     allowed(plan)
     tracker = ProcessTracker(plan.run, plan.node, Group(plan.run, plan.node))
     before = tracker.all()
-    state = states.read(plan.logs)
-    agents = states.agents(state)
+    state = read_state(plan.logs)
+    agents = running_agents(state)
     if agents:
         if patience is None:
             patience = plan.grace + STUBBORN + SLACK
@@ -48,8 +47,8 @@ def stop(plan: NodePlan, *, save: bool, who: str, patience: Optional[float]) -> 
         if not _ask(plan, agents, save=save, who=who, patience=patience):
             _kill(agents)
     left = _end(plan, tracker)
-    state = states.read(plan.logs)
-    if state and state.get("state") not in states.FINAL:
+    state = read_state(plan.logs)
+    if state and state.get("state") not in FINAL:
         state = _write_end(plan, left)
     proof = _prove(plan, tracker, state, before)
     tracker.close()
@@ -77,14 +76,14 @@ def refusal(owner: int) -> str:
 
 def _ask(plan: NodePlan, agents: List[Tuple[int, str]], *, save: bool, who: str, patience: float) -> bool:
     """Ask the agent to stop and wait until it exits. False when it does not react or takes too long."""
-    states.ask(plan.logs, save=save, who=who)
+    write_request(plan.logs, save=save, who=who)
     for pid, start in agents[:1]:
         send(pid, Stat("", 0, start), signal.SIGUSR1)
     began = time.monotonic()
     answered = False
-    while states.agents(states.read(plan.logs)):
+    while running_agents(read_state(plan.logs)):
         now = time.monotonic()
-        answered = answered or states.read(plan.logs).get("state") in ("ending", *states.FINAL)
+        answered = answered or read_state(plan.logs).get("state") in ("ending", *FINAL)
         if now - began > (patience if answered else min(ANSWER, patience)):
             return False
         _wait([pid for pid, _ in agents], LOOK if not answered else 1.0)
@@ -111,7 +110,7 @@ def _kill(agents: List[Tuple[int, str]]) -> None:
 
 
 def _lives(pid: int, start: str) -> bool:
-    return states.identity(pid) == start
+    return start_time(pid) == start
 
 
 def _end(plan: NodePlan, tracker: ProcessTracker) -> List[int]:
@@ -121,9 +120,9 @@ def _end(plan: NodePlan, tracker: ProcessTracker) -> List[int]:
 
 def _write_end(plan: NodePlan, left: List[int]) -> Dict[str, Any]:
     """Write the end of a run whose agent was killed, unless another agent has started meanwhile."""
-    lock = states.lock(plan.logs)
+    lock = lock_run(plan.logs)
     if lock is None:
-        return states.read(plan.logs)
+        return read_state(plan.logs)
     try:
         return finish(plan, "stopped", None, left)
     finally:

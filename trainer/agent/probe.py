@@ -37,7 +37,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from ..processes.proc import RUN, Stat, read, stat_of
+from .processes import RUN, Stat, read, stat_of
 
 # ``python -I <root>/runs/<run>/agent COMMAND``; commands that only read are not a sign of a running run.
 _AGENT = re.compile(rb"\0(?:[^\0]*/)?runs/([^/\0]+)/agent\0([^\0]+)\0")

@@ -1,1 +1,0 @@
-"""The agent's commands that start, follow and stop a run."""

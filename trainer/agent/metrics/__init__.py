@@ -1,1 +1,0 @@
-"""Samples of the resources that a run uses on its node: GPUs, memory, network, processors."""

@@ -1,1 +1,0 @@
-"""The run's processes: which there are, which of them are ranks, and how all of them are ended."""

@@ -1,1 +1,0 @@
-"""Watches a run: its phase, how long it has been silent, and which rank blocks the others, with stacks."""
