@@ -217,7 +217,7 @@ def test_machine_without_counters(tmp_path):
 
 def test_processor_time_of_ranks(machine, monkeypatch):
     ranks = {100: 0, 101: 0, 200: 1}
-    monkeypatch.setattr(samples.Proc, "rank", lambda _self, pid, _: ranks.get(pid))
+    monkeypatch.setattr(metrics.Proc, "rank", lambda _self, pid, _: ranks.get(pid))
 
     def members(*ticks):
         return {pid: Stat("R", 1, "5", used) for pid, used in zip((100, 101, 200, 300), ticks, strict=True)}
