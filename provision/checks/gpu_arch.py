@@ -9,7 +9,7 @@ import re
 
 from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unknown
 from provision.checks.kit.gpu import GPUS, SMI, gpus, ranges
-from provision.env.report.overview import architecture_order, cards
+from provision.env.overview import architecture_order, cards
 
 TITLE = "torch was compiled for the GPUs"
 TOOL = SMI

@@ -8,7 +8,7 @@ import re
 from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unknown
 from provision.checks.kit.measures import partners
 from provision.checks.kit.network import RESOLVE
-from provision.env.report.text import number
+from provision.env.text import number
 from provision.model import Node
 from provision.render import words
 

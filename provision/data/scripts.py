@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from provision.data.compare import opened
 from provision.data.tree import STAGING, Pushed, Tree
-from provision.env.release.payload import escape
+from provision.env.release.install import escape
 from provision.errors import UsageError
 from provision.model import Inventory
 from provision.render import render

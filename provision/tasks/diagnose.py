@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from provision.diagnosis import Diagnosis, Evidence, Record, reading, recorder
 from provision.diagnosis import diagnose as judged
 from provision.diagnosis.evidence import Event
-from provision.env.report.text import number
+from provision.env.text import number
 from provision.errors import NodesFailedError, UsageError
 from provision.model import Inventory, Node
 from provision.render import render

@@ -12,7 +12,7 @@ from provision.data import scripts
 from provision.data.compare import Changes, changes, read
 from provision.data.scripts import PushTarget
 from provision.data.tree import Pushed, Tree, plan, scan_tree
-from provision.env.report.text import size
+from provision.env.text import size
 from provision.errors import ClusterctlError, PreflightError
 from provision.model import Node
 from provision.session import Lock, Outcome

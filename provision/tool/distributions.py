@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from provision.env.source.packages import normalized
+from provision.env.source.environment import normalized
 from provision.errors import UsageError
 
 _HINT = "python3 -m venv FOLDER && FOLDER/bin/pip install clusterctl; then FOLDER/bin/clusterctl pack-tool"

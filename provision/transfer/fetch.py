@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from provision.env import text
 from provision.env.bundle.tar import Member, TarError, TarReader
-from provision.env.report import text
 from provision.errors import ClusterctlError, UsageError
 from provision.render import render
 from provision.script import whole

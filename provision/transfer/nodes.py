@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, cast
 
-from provision.env.report.text import size
+from provision.env.text import size
 from provision.errors import ClusterctlError
 from provision.model import Node, Wire
 from provision.render import render

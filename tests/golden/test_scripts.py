@@ -12,11 +12,11 @@ import pytest
 from provision.data import scripts as push
 from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
 from provision.env.release import catalog
-from provision.env.release import scripts as release_scripts
+from provision.env.release import install as release_scripts
 from provision.env.release.catalog import ReleasePaths
 from provision.env.release.examine import examine
-from provision.env.relocation.relocate import Relocated
-from provision.env.source.packages import source_of
+from provision.env.relocation import Relocated
+from provision.env.source.environment import source_of
 from provision.model import Inventory, Node
 from provision.render import render
 from provision.script import compile_steps

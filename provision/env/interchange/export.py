@@ -32,13 +32,12 @@ from typing import Literal
 import zstandard
 
 import provision
+from provision.env import relocation
 from provision.env.bundle import tar
 from provision.env.bundle.manifest import FOLDERS, Entry, Manifest
 from provision.env.bundle.reader import Bundle, Stream
 from provision.env.packing import temporary
-from provision.env.relocation import rewrite
-from provision.env.relocation.relocate import stale_bytecode, update_size
-from provision.env.relocation.rewrite import Search, plain
+from provision.env.relocation import Search, plain, stale_bytecode, update_size
 from provision.errors import UsageError
 from provision.model import Emit, Notice
 from provision.stages import stage
@@ -419,11 +418,11 @@ def _relative(entry: Entry, search: Search) -> str:
 def _script(path: str, data: bytes, search: Search, programs: frozenset[bytes], found: _Collected) -> bytes | None:
     """A script whose first line contains the prefix or one of its programs; None for other scripts."""
     new = _at(PLACEHOLDER, search)
-    wanted = rewrite.env_program(data)
+    wanted = relocation.env_program(data)
     if wanted and wanted[0] in programs:
         found.scripts.append((path, os.fsdecode(wanted[0])))
         return data[: len(data) - len(wanted[2])] + search.replace(wanted[2], new)
-    script = rewrite.split_script(data, search)
+    script = relocation.split_script(data, search)
     if script is None:
         return None
     program, options, body = (search.replace(part, new) for part in script)
@@ -440,15 +439,15 @@ def _binary(entry: Entry, data: bytes, search: Search, found: _Collected) -> byt
     if room >= _SHORTEST and all(not mark.target for mark in entry.marks):
         placeholder = PLACEHOLDER[:room]
         try:
-            content, left = rewrite.rewrite_binary(data, search, _at(placeholder, search), room=room)
-        except rewrite.CannotRewrite:
+            content, left = relocation.rewrite_binary(data, search, _at(placeholder, search), room=room)
+        except relocation.CannotRewrite:
             left = "it lacks the room"
         if not left:
             found.records.append((entry.path, placeholder, "binary"))
             return content
     try:  # paths that the loader searches can be relative to the file's folder, and then need no rewriting
-        data, left = rewrite.rewrite_binary(data, search, _at(_LONG, search), path=entry.path)
-    except rewrite.CannotRewrite:
+        data, left = relocation.rewrite_binary(data, search, _at(_LONG, search), path=entry.path)
+    except relocation.CannotRewrite:
         left = ""
     if "archive" in left:
         found.notices.append(f"{entry.path}: {left}")
@@ -474,10 +473,10 @@ def _update_lists(manifest: Manifest, found: _Collected, names: set[str]) -> tup
     lists = []
     for path in sorted(manifest.records, key=lambda path: (path.startswith("conda-meta/"), path)):
         entry, data = found.files[path]
-        if path not in names and rewrite.update_hashes(path, data, later, PLACEHOLDER) == data:
+        if path not in names and relocation.update_hashes(path, data, later, PLACEHOLDER) == data:
             continue
         lists.append(path)
-        found.files[path] = update_size(entry, rewrite.update_hashes(path, data, changed, PLACEHOLDER))
+        found.files[path] = update_size(entry, relocation.update_hashes(path, data, changed, PLACEHOLDER))
         changed[path] = found.files[path][0]
         later[path] = replace(changed[path], sha256="0" * 64)
     return tuple(lists)

@@ -18,10 +18,10 @@ import zstandard
 from provision.env.bundle import tar
 from provision.env.bundle.manifest import FOLDERS, Mark, content_digest, has_source_time, key_of_records, key_record
 from provision.env.packing.detect import PrefixDetector, Traits, find_traits
-from provision.env.relocation.rewrite import Search
-from provision.env.source import elf, facts, files
+from provision.env.relocation import Search
+from provision.env.source import elf, files
+from provision.env.source.environment import has_architectures, source_of
 from provision.env.source.files import Source
-from provision.env.source.packages import source_of
 
 LIMIT = 16 << 20  # bytes of a tar chunk, and of a range of a large file: a worker holds as much in memory
 
@@ -320,7 +320,7 @@ class _Stream:
         digest = hashlib.sha256(content).hexdigest()
         self.digests[number] = digest
         if not self._verbatim:
-            if buffer.startswith(elf.MAGIC, begin, end) or facts.has_architectures(path):
+            if buffer.startswith(elf.MAGIC, begin, end) or has_architectures(path):
                 self.traits = self.traits.merged(find_traits(path, content))
             if self._detector.may_have_marks(path, buffer, begin, end):
                 data = bytes(content)

@@ -17,8 +17,9 @@ from provision.env.packing.chunks import LIMIT, Group, PackedChunk, Plan, Range,
 from provision.env.packing.detect import LargeFile, PrefixDetector, Traits
 from provision.env.packing.workers import Task, Workers
 from provision.env.packing.writer import Writer, create_bundle, is_inside
-from provision.env.relocation.rewrite import Search
-from provision.env.source import facts, files
+from provision.env.relocation import Search
+from provision.env.source import files
+from provision.env.source.environment import find_platform, missing_facts, python_version, stack_versions
 from provision.env.source.files import Source
 from provision.env.source.survey import Survey, scan_environment, survey
 from provision.errors import BundleError, UsageError
@@ -157,15 +158,15 @@ class _Packing:
         large = [self._finish_large(entry) for entry in self._large]
         files = [*self._entries, *large, *(entry for entry, _, _ in self._marked)]
         files.sort(key=lambda entry: entry.path)
-        versions = facts.versions(found.root, packages, found.sites)
+        versions = stack_versions(found.root, packages, found.sites)
         architectures = tuple(sorted(self._traits.architectures)) if versions["cuda"] else ()
         glibc = self._traits.glibc
         return Manifest(
             name=name,
             tool=provision.__version__,
             created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            platform=facts.platform(found.root),
-            python=facts.python(packages, (entry.path for entry in files)),
+            platform=find_platform(found.root),
+            python=python_version(packages, (entry.path for entry in files)),
             source_prefix=found.prefix,
             chunks=tuple(self._chunks),
             prefix_files=prefix_files,
@@ -175,7 +176,7 @@ class _Packing:
             glibc=f"{glibc[0]}.{glibc[1]}" if glibc else None,
             versions=versions,
             gpu_architectures=architectures or None,
-            notices=(*notices, *found.notices, *self._notices, *facts.notices(versions, architectures)),
+            notices=(*notices, *found.notices, *self._notices, *missing_facts(versions, architectures)),
         )
 
     def _large_tasks(self, source: Source) -> Iterator[Range]:

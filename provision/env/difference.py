@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple
 
 from provision.env.bundle.manifest import PACKAGE_FILE, Entry, Manifest, Package
 from provision.env.bundle.reader import Bundle
-from provision.env.relocation.relocate import relocate
-from provision.env.report.overview import architecture_order, is_data
-from provision.env.report.text import columns, line, number, size, some
+from provision.env.overview import architecture_order, is_data
+from provision.env.relocation import relocate
+from provision.env.source.environment import normalized, record_path, source_of
 from provision.env.source.files import parents
-from provision.env.source.packages import normalized, record_path, source_of
+from provision.env.text import columns, line, number, size, some
 from trainer.agent.contract.untrusted import parse_object
 
 Sign = Literal["+", "-", "~"]

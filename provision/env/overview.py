@@ -11,8 +11,8 @@ from typing import Any
 
 from provision.env.bundle.manifest import FOLDERS, Entry, Manifest, Package
 from provision.env.release.examine import space
-from provision.env.report.text import columns, line, number, size, some
 from provision.env.source.survey import DATA
+from provision.env.text import columns, line, number, size, some
 
 # Packages that training needs, the most important first. CUDA and NCCL belong to torch.
 STACK = ("torch", "deepspeed", "llamafactory", "transformers", "accelerate", "peft", "trl", "datasets")
