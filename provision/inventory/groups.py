@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from provision.inventory.document import shown
 from provision.inventory.names import check_name
 from provision.inventory.schema import as_text
-from provision.inventory.sets import ALL, UnknownError, members, references, suggestion
+from provision.inventory.selection import ALL, UnknownError, members, references, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

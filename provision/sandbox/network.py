@@ -13,7 +13,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from provision.errors import ClusterctlError, UsageError
-from provision.sandbox.process import run
+from provision.sandbox.host import run
 from provision.sandbox.state import State
 
 _FIRST_NODE = 11  # node01 is x.y.0.11, as in many real clusters; x.y.0.1 is the controller

@@ -17,7 +17,7 @@ from typing import final
 from provision.errors import NodesFailedError
 from provision.render import render
 from provision.sandbox import network
-from provision.sandbox.process import GONE, ended, environment, identify, kill, with_argv
+from provision.sandbox.host import GONE, ended, environment, identify, kill, with_argv
 from provision.sandbox.state import NodeState, State
 
 _NAMESPACES = ("unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork")

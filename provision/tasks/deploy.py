@@ -26,7 +26,7 @@ from provision.session.sending import Sent, send
 from provision.ssh.remote import reading
 from provision.tasks import services
 from provision.tasks.services import ServicesResult
-from provision.transfer import Target, clean, decompressor, keys
+from provision.transfer import Target, clean, keys, prepare
 
 if TYPE_CHECKING:
     from provision.session import Session
@@ -267,9 +267,9 @@ def _wires(
     poor = [
         node
         for node in nodes
-        if node.name not in has and release.payload.unpacked(lacking[node.name]) >= decompressor.BRING_FROM
+        if node.name not in has and release.payload.unpacked(lacking[node.name]) >= prepare.BRING_FROM
     ]
-    working, sent = decompressor.bring(session.connections, poor, release.paths.transfer)
+    working, sent = prepare.bring_zstd(session.connections, poor, release.paths.transfer)
     return {node.name: "zstd" if node.name in has | working else "plain" for node in nodes}, sent
 
 

@@ -1,21 +1,14 @@
-"""The files of the tool: the interpreter, the standard library, the packages and the shared libraries.
-
-::
-
-    clusterctl               the command: checks the machine, starts ./python
-    python                   Python with its libraries; what sys.executable names
-    bin/pythonX.Y            the interpreter
-    lib/pythonX.Y/           its standard library (lib64 on some distributions), and our sitecustomize.py
-    lib/clusterctl/          shared libraries that are not glibc's own
-    packages/                provision, trainer and the distributions they need
-"""
+"""The files of the tool: the interpreter, the standard library, the packages and the shared libraries."""
 
 from __future__ import annotations
 
+import marshal
 import os
 import platform
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path, PurePosixPath
@@ -24,8 +17,7 @@ import provision
 from provision.env.source import elf
 from provision.errors import UsageError
 from provision.render import render
-from provision.tool import distributions, libraries
-from provision.tool.compiled import compiled
+from provision.tool import compiler, distributions, libraries
 from provision.tool.libraries import dynamic
 
 PACKAGES = "packages"
@@ -173,7 +165,7 @@ def _metadata() -> bytes:
 
 
 def _compiled(items: dict[str, Item]) -> dict[str, Item]:
-    files = compiled({name: item.read() for name, item in items.items() if name.endswith(".py")})
+    files = compile_sources({name: item.read() for name, item in items.items() if name.endswith(".py")})
     return {str(PurePosixPath(cache_from_source(name, optimization=""))): Item(data) for name, data in files.items()}
 
 
@@ -229,3 +221,43 @@ def running() -> Interpreter:
         machine=platform.machine(),
         libraries=tuple(folders),
     )
+
+
+_TOGETHER = 256  # sources per process: fixed, because earlier sources influence the bytes of later ones
+
+
+def compile_sources(sources: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """The compiled files of sources, by the same names; sources that do not compile are omitted.
+
+    Args:
+        sources: the files' contents, by their names in the tool.
+
+    Raises:
+        UsageError: the compiler was killed.
+    """
+    names = sorted(sources)
+    groups = [names[at : at + _TOGETHER] for at in range(0, len(names), _TOGETHER)]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        answers = pool.map(lambda group: _run_compiler([(name, sources[name]) for name in group]), groups)
+        return {
+            name: data
+            for group, answer in zip(groups, answers, strict=True)
+            for name, data in zip(group, answer, strict=True)
+            if data
+        }
+
+
+def _run_compiler(questions: list[tuple[str, bytes]]) -> list[bytes]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        [sys.executable, "-s", "-S", compiler.__file__],
+        input=marshal.dumps(questions),
+        capture_output=True,
+        env={**environment, "PYTHONHASHSEED": "0"},  # before Python 3.11 the bytes contain the order of sets
+        check=False,
+    )
+    if done.returncode:
+        why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        raise UsageError(f"the sources of clusterctl could not be compiled: {why}", hint="is there enough free memory?")
+    answers: list[bytes] = marshal.loads(done.stdout)  # noqa: S302 - from our own process
+    return answers

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision.data import scripts as push
+from provision import data as push
 from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
 from provision.env.release import catalog
 from provision.env.release import install as release_scripts
@@ -58,12 +58,12 @@ def scripts(prefix):
         "list": catalog.list_script(inventory, used=True),
         "verify": catalog.verify_script(places.release),
         "remove": compile_steps([release_scripts.remove_step(places)], token="TOKEN"),
-        "push-compare": push.compare(folder, "TOKEN"),
-        "push-compare-file": push.compare(file, "TOKEN"),
-        "push-open": push.open_folder(folder, 0o750),
-        "push-begin": Lock(f"{folder.staging}.lock", token="TOKEN").guarded(push.begin(folder)),
-        "push-place": Lock(f"{folder.staging}.lock", token="TOKEN").guarded(push.place(folder)),
-        "push-close": push.close_folder(folder),
+        "push-compare": push.compare_script(folder, "TOKEN"),
+        "push-compare-file": push.compare_script(file, "TOKEN"),
+        "push-open": push.open_script(folder, 0o750),
+        "push-begin": Lock(f"{folder.staging}.lock", token="TOKEN").guarded(push.begin_script(folder)),
+        "push-place": Lock(f"{folder.staging}.lock", token="TOKEN").guarded(push.place_script(folder)),
+        "push-close": push.close_script(folder),
     }
 
 

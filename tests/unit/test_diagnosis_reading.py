@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from provision.diagnosis import Evidence, diagnose, reading
 from provision.diagnosis.causes import TABLE
+from provision.diagnosis.conditions.rules import noise, quantile, rolling, slope
 from provision.diagnosis.evidence import attempt, attempts
-from provision.diagnosis.matching import needed, rows
-from provision.diagnosis.statistics import noise, quantile, rolling, slope
+from provision.diagnosis.signs import match_line, required_text
 from provision.summaries.diagnosis import diagnosis_output
 
 
@@ -128,7 +128,7 @@ def test_an_attempt_has_its_own_lines():
 
 @pytest.mark.parametrize("pattern", sorted({line for cause in TABLE for line in cause.lines}))
 def test_what_a_pattern_needs_is_plain_text_of_it(pattern):
-    word = needed(pattern)
+    word = required_text(pattern)
     assert re.escape(word).replace("\\ ", " ").replace("\\-", "-").replace("\\", "") in pattern.replace("\\", "")
 
 
@@ -146,12 +146,12 @@ def test_what_a_pattern_needs_is_plain_text_of_it(pattern):
     ],
 )
 def test_needed(pattern, word):
-    assert needed(pattern) == word
+    assert required_text(pattern) == word
 
 
 def test_a_line_is_known_by_the_row_that_says_most():
     text = "RuntimeError: DataLoader worker (pid 1) is killed by signal: Bus error. It is possible that"
-    assert next(rows(text))[0].id == "shm.full"
+    assert next(match_line(text))[0].id == "shm.full"
 
 
 def test_statistics():

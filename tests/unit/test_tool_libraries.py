@@ -12,9 +12,9 @@ import pytest
 from provision.env.source import elf
 from provision.errors import UsageError
 from provision.tool import libraries
-from provision.tool.archive import stripped
 from provision.tool.contents import running
 from provision.tool.libraries import Dynamic, Machine, dynamic, needed, reader
+from provision.tool.pack import stripped
 
 X86, ARM = 62, 183
 BASE = 0x400000  # where a fake file is loaded

@@ -20,7 +20,7 @@ from provision.inventory.schema import as_port, as_user
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from provision.inventory.choosing import Wanted
+    from provision.inventory.new_nodes import Wanted
 
 _ADDRESS = ("ansible_host", "ansible_ssh_host")
 _USER = ("ansible_user", "ansible_ssh_user")

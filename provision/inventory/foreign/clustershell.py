@@ -13,10 +13,10 @@ from provision.inventory.document import Document, NotYamlError, read, shown
 from provision.inventory.foreign.found import Found, host
 from provision.inventory.groups import resolve
 from provision.inventory.names import MAX_NODES, expand
-from provision.inventory.sets import ALL, parts
+from provision.inventory.selection import ALL, parts
 
 if TYPE_CHECKING:
-    from provision.inventory.choosing import Wanted
+    from provision.inventory.new_nodes import Wanted
 
 KIND = "ClusterShell group file"
 _LINE = re.compile(r"(?P<group>[^\s:#\[\]{}'\",=]+):(?:[ \t]+(?P<nodes>[^#]*))?(?:#.*)?")

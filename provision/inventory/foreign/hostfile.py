@@ -17,7 +17,7 @@ from provision.inventory.names import MAX_NODES, expand, split_target
 from provision.inventory.schema import as_gpus, as_port, as_user
 
 if TYPE_CHECKING:
-    from provision.inventory.choosing import Wanted
+    from provision.inventory.new_nodes import Wanted
 
 _LEFT_OUT = {"max_slots", "max-slots", "binding", "ifhn"}
 _MOST_SLOTS = 1024
