@@ -395,8 +395,8 @@ def _thing(one: Source, there: NodeTree, real: frozenset[str]) -> NodeFile | Non
 
 def _folders_to_write(tree: Tree, real: frozenset[str], wanted: frozenset[str]) -> frozenset[str]:
     """The folders in which something is written."""
-    made = (one.path for one in tree.found if one.type == "dir" and one.path not in real)
-    return frozenset(map(_above, (*wanted, *made)))
+    new_folders = (one.path for one in tree.found if one.type == "dir" and one.path not in real)
+    return frozenset(map(_above, (*wanted, *new_folders)))
 
 
 def _same(one: Source, thing: NodeFile | None) -> bool:
@@ -425,8 +425,8 @@ class PushTarget:
         path = PurePosixPath(os.path.normpath(destination).replace("//", "/"))
         if not destination.startswith("/") or len(path.parts) < 2:
             raise UsageError(f"{destination!r} is no absolute path on the nodes", hint="clusterctl push SRC /data/NAME")
-        taken = (inventory.prefix, inventory.root / "releases")
-        if any(each == path or each in path.parents or path in each.parents for each in taken):
+        release_folders = (inventory.prefix, inventory.root / "releases")
+        if any(each == path or each in path.parents or path in each.parents for each in release_folders):
             raise UsageError(
                 f"{path} is where clusterctl keeps releases",
                 hint="choose another destination, such as /data/NAME; to send an environment: clusterctl deploy",

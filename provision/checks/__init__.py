@@ -202,7 +202,7 @@ def judge_of(function: Callable[..., Any]) -> Callable[[Plan, Answers], Judgemen
 def ids() -> tuple[str, ...]:
     """The ids of all checks, sorted."""
     found = {name.replace("_", ".", 1) for name in _files() if "_" in name}
-    return tuple(sorted(found | {each for name in _files() if "_" not in name for each in _declared(name)}))
+    return tuple(sorted(found | {each for name in _files() if "_" not in name for each in _declarations(name)}))
 
 
 @cache
@@ -211,7 +211,7 @@ def _files() -> frozenset[str]:
 
 
 @cache
-def _declared(subject: str) -> Mapping[str, Check]:
+def _declarations(subject: str) -> Mapping[str, Check]:
     """The checks that a subject file declares."""
     if subject not in _files():
         return {}
@@ -226,7 +226,7 @@ def _declared(subject: str) -> Mapping[str, Check]:
 
 def known(check: str) -> bool:
     """Whether there is a check with this id. Imports at most its subject file."""
-    return ("." in check and check.replace(".", "_", 1) in _files()) or check in _declared(check.partition(".")[0])
+    return ("." in check and check.replace(".", "_", 1) in _files()) or check in _declarations(check.partition(".")[0])
 
 
 @cache
@@ -235,7 +235,7 @@ def load(check: str) -> Check:
     name = check.replace(".", "_", 1)
     if name in _files():
         return _from_module(check, import_module(f"provision.checks.{name}"))
-    return _declared(check.partition(".")[0])[check]
+    return _declarations(check.partition(".")[0])[check]
 
 
 def _from_module(check: str, module: ModuleType) -> Check:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unknown, warn
-from provision.checks.kit.measures import Offset, offset, shown, span
+from provision.checks.kit.measures import Offset, offset, show_offset, span
 
 LEVEL = 1
 MEASURE = "clock"
@@ -31,7 +31,7 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         reference, called = _reference(found)
         ahead = found[name].minus(reference)
         certain = max(0.0, abs(ahead.seconds) - ahead.error) * 1e3
-        observed = f"{shown(ahead)} against {called}"
+        observed = f"{show_offset(ahead)} against {called}"
         fix = "services: chrony: {} in the inventory, or by hand before a training: chronyc makestep"
         if certain > seen.limits["skew_max_ms"]:
             yield name, fail(observed, expected=f"below {span(seen.limits['skew_max_ms'] / 1e3)}", fix=fix)

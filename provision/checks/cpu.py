@@ -161,9 +161,9 @@ def numa(answers: Answers) -> Judgements:
         if nodes is None:
             yield name, unread(answer)
             continue
-        lost = [line.split()[1] for line in answer.lines if line.startswith("pci ") and line.endswith(" -1")]
-        if nodes > 1 and lost:
-            observed = f"{nodes} NUMA nodes, and {', '.join(lost)} on none of them"
+        devices = [line.split()[1] for line in answer.lines if line.startswith("pci ") and line.endswith(" -1")]
+        if nodes > 1 and devices:
+            observed = f"{nodes} NUMA nodes, and {', '.join(devices)} on none of them"
             fix = "update the firmware, or give the proximity domains of PCI devices free in its NUMA settings"
             yield name, warn(observed, expected="a NUMA node for every device", fix=fix)
         else:

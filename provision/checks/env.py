@@ -63,14 +63,14 @@ def memory(seen: Plan, answers: Answers) -> Judgements:
     H200); libraries, data loaders, pinned buffers and loading a checkpoint come on top. Both thresholds are this
     program's own rules of thumb: optimizers that are offloaded to the CPU need far more.
     """
-    asked = {node.name: node.gpus for node in seen.nodes}
+    gpus = {node.name: node.gpus for node in seen.nodes}
     for node, answer in answers.items():
         facts = pairs(answer)
         free = kib(facts.get("MemAvailable"))
         if free is None or not facts.get("gpus", "").isdecimal():
             yield node, unread(answer)
             continue
-        processes = asked.get(node) or int(facts["gpus"]) or 1
+        processes = gpus.get(node) or int(facts["gpus"]) or 1
         observed = f"{human(free)} free for {processes} process{'es' if processes > 1 else ''}"
         wanted = processes * seen.limits["process_gib"] * GIB
         fix = "end what holds the memory (ps -eo pid,user,rss,args --sort=-rss | head), or set gpus: to fewer"

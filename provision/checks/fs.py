@@ -70,13 +70,13 @@ def dstate(answer: Answer) -> Judgement:
     hung = [line.split(None, 3)[1:] for line in answer.lines if line.startswith("hung ") and len(line.split()) > 3]
     if not hung:
         return ok("none hangs")
-    shown = ", ".join(f"{program.strip('()')} ({pid})" for pid, _, program in hung[:5])
+    programs = ", ".join(f"{program.strip('()')} ({pid})" for pid, _, program in hung[:5])
     waits = sorted({function for _, function, _ in hung if function != "0"})
     network = any(function.startswith(_NETWORK) for function in waits)
-    said = f"{len(hung)} in state D: {shown}" + (f", waiting in {', '.join(waits)}" if waits else "")
+    observed = f"{len(hung)} in state D: {programs}" + (f", waiting in {', '.join(waits)}" if waits else "")
     fix = "bring the NFS server back, or umount -f -l the mount that hangs" if network else ""
     advice = "look at `clusterctl check --only fs.stale` and at dmesg for a disk; only a reboot ends what stays"
-    return fail(said, expected="none", fix=fix or advice)
+    return fail(observed, expected="none", fix=fix or advice)
 
 
 @each_node(
@@ -157,13 +157,13 @@ def inodes(answer: Answer, seen: Plan) -> Judgement:
     if total == 0:
         return ok("no fixed number of files")
     share = 100 * free / total
-    said = f"{free} of {total} inodes free ({share:.0f} %)"
+    observed = f"{free} of {total} inodes free ({share:.0f} %)"
     fix = f"see who has them: du --inodes -xd1 {seen.inventory.root} | sort -n; clusterctl prune"
     if free < seen.limits["files"]:
-        return fail(said, expected=f"at least {seen.limits['files']:.0f} free", fix=fix)
+        return fail(observed, expected=f"at least {seen.limits['files']:.0f} free", fix=fix)
     if share < seen.limits["free_percent"]:
-        return warn(said, expected=f"at least {seen.limits['free_percent']:g} % free", fix=fix)
-    return ok(said)
+        return warn(observed, expected=f"at least {seen.limits['free_percent']:g} % free", fix=fix)
+    return ok(observed)
 
 
 _MEMORY = frozenset({"tmpfs", "ramfs"})
@@ -188,13 +188,13 @@ def localenv(answer: Answer, seen: Plan) -> Judgement:
     if mount is None:
         return unread(answer)
     if mount.type in NETWORK:
-        said = f"{seen.inventory.root} lies on {mount.type} of {mount.source}"
+        observed = f"{seen.inventory.root} lies on {mount.type} of {mount.source}"
         fix = "choose a `prefix` on a local disk: clusterctl copies the environment to every node"
-        return warn(said, expected="a local disk", fix=fix)
+        return warn(observed, expected="a local disk", fix=fix)
     if mount.type in _MEMORY:
-        said = f"{seen.inventory.root} is in memory ({mount.type})"
+        observed = f"{seen.inventory.root} is in memory ({mount.type})"
         fix = "choose a `prefix` on a disk: files in memory use RAM and are lost at a reboot"
-        return warn(said, expected="a local disk", fix=fix)
+        return warn(observed, expected="a local disk", fix=fix)
     return ok(f"{mount.type} of {mount.source}")
 
 
@@ -255,9 +255,9 @@ def readonly(answer: Answer) -> Judgement:
         fix = f"see dmesg and smartctl -a {mount.source}; fsck it unmounted, replace a failing disk"
         return fail(f"{mount.target} ({mount.source}) is read-only", expected="writable", fix=fix)
     if wrong:
-        said = ", ".join(f"{many(int(count), 'error')} on {device}" for device, count in wrong)
+        observed = ", ".join(f"{many(int(count), 'error')} on {device}" for device, count in wrong)
         fix = f"see dmesg and smartctl -a /dev/{wrong[0][0]}; fsck -f it unmounted"
-        return warn(said, expected="none", fix=fix)
+        return warn(observed, expected="none", fix=fix)
     return ok("all writable, no errors")
 
 
@@ -267,8 +267,8 @@ while read -r source target type rest; do
         nfs | nfs4 | cifs | smb3 | ceph | lustre | fuse.glusterfs | fuse.sshfs)
             target=$(printf '%b' "$target")
             {
-                said=$(timeout -k 1 4 stat -f "$target" 2>&1 >/dev/null)
-                echo "mount $? $source $target $said"
+                output=$(timeout -k 1 4 stat -f "$target" 2>&1 >/dev/null)
+                echo "mount $? $source $target $output"
             } &
             ;;
     esac
@@ -302,11 +302,11 @@ def stale(answer: Answer) -> Judgement:
         return ok(f"{len(found)} of {len(found)} answer" if found else "no network mounts")
     refused = [each for each in bad if each[-1].endswith("Permission denied")]
     rc, source, target = next((each for each in bad if each not in refused), bad[0])[:3]
-    said = next((each[3] for each in bad if each[2] == target and len(each) > 3), f"exit code {rc}")
+    message = next((each[3] for each in bad if each[2] == target and len(each) > 3), f"exit code {rc}")
     if len(refused) == len(bad):
         fix = f"look at the export on the server (exportfs -v), and at the folders above {target}"
-        return warn(f"{target}: {said}", expected="an answer", fix=fix)
-    observed = f"{target} of {source} did not answer within 4 s" if rc in {"124", "137"} else f"{target}: {said}"
+        return warn(f"{target}: {message}", expected="an answer", fix=fix)
+    observed = f"{target} of {source} did not answer within 4 s" if rc in {"124", "137"} else f"{target}: {message}"
     fix = f"is the server up? then umount -f -l {target} && mount {target}; on the server: exportfs -ra"
     return fail(observed, expected="an answer", fix=fix)
 
@@ -345,9 +345,9 @@ def tmp(answer: Answer, limits: Mapping[str, float]) -> Judgement:
     if "writable" not in facts or room is None:
         return unread(answer)
     if room[1] * 1024 < limits["free_gib"] * GIB:
-        said = f"{human(room[1] * 1024)} free in {at}"
+        observed = f"{human(room[1] * 1024)} free in {at}"
         fix = f"see what fills it: du -xhd1 {at}; or set TMPDIR to a larger disk"
-        return warn(said, expected=f"at least {limits['free_gib']:g} GiB", fix=fix)
+        return warn(observed, expected=f"at least {limits['free_gib']:g} GiB", fix=fix)
     return ok(f"{human(room[1] * 1024)} free in {at}")
 
 

@@ -30,13 +30,15 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
             yield name, unread(answers[name])
             continue
         own = {name, *(hosts(nodes[name]) if name in nodes else ())}
-        asked = [share for share in wanted if not {share.server, *(s.partition(":")[0] for s in share.sources)} & own]
-        wrong = [found for share in asked if (found := _wrong(share, table))]
+        external = [
+            share for share in wanted if not {share.server, *(s.partition(":")[0] for s in share.sources)} & own
+        ]
+        wrong = [found for share in external if (found := _wrong(share, table))]
         if wrong:
-            said, expected, fix = wrong[0]
-            yield name, fail(said, expected=expected, fix=fix)
-        elif asked:
-            yield name, ok(", ".join(f"{share.path} from {share.server}" for share in asked))
+            observed, expected, fix = wrong[0]
+            yield name, fail(observed, expected=expected, fix=fix)
+        elif external:
+            yield name, ok(", ".join(f"{share.path} from {share.server}" for share in external))
         else:
             yield name, ok("serves the shared folders" if wanted else "no shared folder is named or mounted")
 

@@ -22,11 +22,11 @@ def probe(seen: Plan) -> str:
 echo "at $at"
 if [ "$at" = {root} ]; then
     file=$at/.clusterctl-check.$$
-    if said=$({{ : >"$file"; }} 2>&1); then
+    if output=$({{ : >"$file"; }} 2>&1); then
         rm -f "$file"
         echo "writable yes"
     else
-        echo "refused $said"
+        echo "refused $output"
     fi
 elif [ -w "$at" ]; then
     echo "writable yes"
@@ -47,8 +47,8 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         if "writable" in facts:
             yield name, ok(f"{at} takes files" if at == str(root) else f"{root} can be made in {at}")
         elif "refused" in facts:
-            said = facts["refused"].rpartition(": ")[2]
-            observed = f"{at}: {said}" if at == str(root) else f"{root} is missing, and {user} may not write to {at}"
+            reason = facts["refused"].rpartition(": ")[2]
+            observed = f"{at}: {reason}" if at == str(root) else f"{root} is missing, and {user} may not write to {at}"
             fix = f"as root: mkdir -p {root} && chown {user} {root}; if it is theirs, look at the mount and the quota"
             yield name, fail(observed, expected=f"{user} may write to {root}", fix=fix)
         else:

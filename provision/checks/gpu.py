@@ -265,14 +265,14 @@ def recovery(row: tuple[Gpu, ...]) -> Judgement:
     ``gpu_recovery_action`` is what the driver asks for: None, Reset, Reboot, Drain P2P, Drain and Reset (nvidia-smi's
     manual page); drivers before 565 do not have it.
     """
-    asked = {
+    actions = {
         gpu.index: gpu[_RECOVERY_FIELDS[1]]
         for gpu in row
         if gpu.has(_RECOVERY_FIELDS[1]) and gpu[_RECOVERY_FIELDS[1]] != "None"
     }
-    if asked:
+    if actions:
         fix = "stop the processes on it, then nvidia-smi --gpu-reset -i N, or reboot; dmesg | grep Xid shows why"
-        return fail(each(asked), expected="None", fix=fix)
+        return fail(each(actions), expected="None", fix=fix)
     return ok("None")
 
 
@@ -354,12 +354,12 @@ def _ecc(gpu: Gpu) -> str:
 _LANES, _ALL_LANES, _GENERATION = "pcie.link.width.current", "pcie.link.width.max", "pcie.link.gen.max"
 
 
-def _narrow(gpu: Gpu) -> str:
+def _missing_lanes(gpu: Gpu) -> str:
     now, most = gpu.number(_LANES), gpu.number(_ALL_LANES)
     return f"{gpu[_LANES]} of {gpu[_ALL_LANES]} lanes" if now is not None and most is not None and now < most else ""
 
 
-def _limited(gpu: Gpu, limits: Mapping[str, float]) -> str:
+def _reduced_power(gpu: Gpu, limits: Mapping[str, float]) -> str:
     limit, default = gpu.number("power.limit"), gpu.number("power.default_limit")
     if limit is None or default is None or limit >= default * (1 - limits["below_percent"] / 100):
         return ""
@@ -545,7 +545,7 @@ but one that all nodes should have made. Source of the capabilities: NVIDIA, "CU
         reads=(_LANES, _ALL_LANES, _GENERATION),
         show=lambda gpu: f"x{gpu[_LANES]}, generation {gpu[_GENERATION]}",
         own=OwnFault(
-            _narrow,
+            _missing_lanes,
             "all lanes",
             "power off and reseat the GPU, its riser and cables; then look at the slot's setting in the BIOS",
             "FAIL",
@@ -562,7 +562,7 @@ agree on.""",
         reads=("power.limit", "power.default_limit"),
         show=_power,
         own=OwnFault(
-            _limited,
+            _reduced_power,
             "the default limit",
             "nvidia-smi -i N -pl WATTS (as root); find out first who set it, and whether the rack can bear more",
         ),

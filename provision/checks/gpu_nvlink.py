@@ -41,8 +41,8 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         if few:
             yield node, fail(each(few), expected="all links active", fix=_FIX)
         else:
-            told = {index: f"{len(all_)} links, {all_[0]} each" for index, all_ in active.items() if all_}
-            yield node, ok(each(told) or "no active NVLink, like most GPUs of the model")
+            texts = {index: f"{len(all_)} links, {all_[0]} each" for index, all_ in active.items() if all_}
+            yield node, ok(each(texts) or "no active NVLink, like most GPUs of the model")
 
 
 def _active(gpu: LinkedGpu) -> list[str]:

@@ -25,14 +25,14 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
     for node, answer in answers.items():
         listed = links(answer.out)
         counts = {
-            gpu.index: [(link, kind[1], int(kind[2])) for link, told in gpu.links if (kind := _COUNT.match(told))]
+            gpu.index: [(link, kind[1], int(kind[2])) for link, text in gpu.links if (kind := _COUNT.match(text))]
             for gpu in listed
         }
         bad = {
             index: ", ".join(f"link {link} {count} {kind}" for link, kind, count in all_ if count >= most)
             for index, all_ in counts.items()
         }
-        bad = {index: told for index, told in bad.items() if told}
+        bad = {index: text for index, text in bad.items() if text}
         if bad:
             fix = "watch whether they grow; reset the GPU or reboot, and have board or bridge replaced if they return"
             yield node, warn(each(bad), expected=f"less than {most:.0f} of a kind on every link", fix=fix)

@@ -315,10 +315,10 @@ def route(seen: Plan, answers: Answers) -> Judgements:
     PyTorch's rendezvous compares MASTER_ADDR with the machine's own addresses and waits 60 to 900 s when none matches
     (pytorch#79388).
     """
-    written = {node.name: node.train_address for node in seen.nodes}
+    addresses = {node.name: node.train_address for node in seen.nodes}
 
     def one(name: str, net: Network) -> Judgement:
-        address = written[name]
+        address = addresses[name]
         if net.own is None:
             fix = f"getent hosts {address}; write an IP address into the inventory"
             return fail(f"{address} has no address there", fix=fix)

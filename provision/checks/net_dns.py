@@ -74,7 +74,7 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
             yield name, ok(f"{count} of {len(known[name])} names have an address, the same as elsewhere")
 
 
-def _said(host: str, value: str, usual: str | None, values: Mapping[str, str]) -> str:
+def _describe(host: str, value: str, usual: str | None, values: Mapping[str, str]) -> str:
     mine = f"{host} is {value}" if value != "-" else f"{host} has no address"
     if usual is not None and value != usual:
         return f"{mine}, elsewhere {usual if usual != '-' else 'it has none'}"
@@ -88,18 +88,18 @@ def _said(host: str, value: str, usual: str | None, values: Mapping[str, str]) -
 
 def _wrong(seen: Plan, known: Mapping[str, Mapping[str, str]]) -> dict[str, list[tuple[bool, str]]]:
     """By node: what it means that others do not, and whether that is grave."""
-    needed = {text for node in seen.nodes for text in (node.address, node.data_address)}
+    cluster_hosts = {text for node in seen.nodes for text in (node.address, node.data_address)}
     wrong: dict[str, list[tuple[bool, str]]] = {}
     for host in dict.fromkeys(host for table in known.values() for host in table):
         values = {name: table.get(host, "-") for name, table in known.items()}
         if values.get(host, "").startswith("127."):
             del values[host]
         others = {name: value for name, value in values.items() if name != host}  # its own: net.hostname's business
-        if host not in needed and set(others.values()) <= {"-"}:
+        if host not in cluster_hosts and set(others.values()) <= {"-"}:
             continue
         usual = majority(values)
         for name, value in others.items():
-            if value != usual or (host in needed and value == "-"):
-                grave = host in needed or len(set(values.values()) - {"-"}) > 1
-                wrong.setdefault(name, []).append((grave, _said(host, value, usual, values)))
+            if value != usual or (host in cluster_hosts and value == "-"):
+                grave = host in cluster_hosts or len(set(values.values()) - {"-"}) > 1
+                wrong.setdefault(name, []).append((grave, _describe(host, value, usual, values)))
     return wrong

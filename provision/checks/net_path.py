@@ -44,16 +44,16 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
     names = {node.train_address: node.name for node in seen.nodes}
     for name, answer in answers.items():
         found = [match for line in answer.lines if (match := re.match(r"path (\S+) (\S+) (\d+) (\d+) ?(.*)", line))]
-        lost = [match for match in found if match[4] != "0"]
-        unable = [match for match in lost if not re.search(r"packet loss|too long|unreachable", match[5])]
+        failures = [match for match in found if match[4] != "0"]
+        unable = [match for match in failures if not re.search(r"packet loss|too long|unreachable", match[5])]
         if "no ip" in answer.lines:
             yield name, unknown("ip is not installed", fix=f"install iproute2 on {name}")
         elif unable:
             yield name, unknown(f"ping: {unable[0][5][:120]}", fix=f"install iputils-ping on {name}")
-        elif lost:
-            others = [names.get(match[1], match[1]) for match in lost]
-            observed = f"packets of {lost[0][3]} bytes over {lost[0][2]} do not reach {', '.join(others)}"
-            fix = f"ip link set {lost[0][2]} mtu 1500, or jumbo frames on every switch port between them"
+        elif failures:
+            others = [names.get(match[1], match[1]) for match in failures]
+            observed = f"packets of {failures[0][3]} bytes over {failures[0][2]} do not reach {', '.join(others)}"
+            fix = f"ip link set {failures[0][2]} mtu 1500, or jumbo frames on every switch port between them"
             yield name, fail(observed, fix=fix)
         elif not found and ("end" not in answer.lines or len(seen.nodes) > 1):
             yield name, unknown(f"ping was not run: {answer.err or 'it printed nothing'}")

@@ -62,9 +62,9 @@ def module(node: str, answer: Answer) -> Judgement:
     if "modinfo" in facts:
         return unknown("modinfo is not installed", fix=f"install kmod on {node}")
     if loaded:
-        said = f"{loaded} is loaded, but {kernel} has no module on disk"
+        observed = f"{loaded} is loaded, but {kernel} has no module on disk"
         fix = "install the driver's module for this kernel again (dkms autoinstall) before the node is rebooted"
-        return warn(said, expected=f"a module for {kernel}", fix=fix)
+        return warn(observed, expected=f"a module for {kernel}", fix=fix)
     fix = f"dkms autoinstall -k {kernel}, or boot the kernel that the module was built for"
     return fail(f"no nvidia module for {kernel}", expected=f"a module for {kernel}", fix=fix)
 
@@ -77,10 +77,10 @@ if [ "$uid" = 0 ]; then
     echo root
 elif ! command -v sudo >/dev/null 2>&1; then
     echo absent
-elif said=$(sudo -n true 2>&1); then
+elif output=$(sudo -n true 2>&1); then
     echo passwordless
 else
-    echo "refused $said"
+    echo "refused $output"
 fi
 """
 _TTY = "must have a tty"
@@ -100,24 +100,24 @@ def sudo(node: str, answer: Answer, seen: Plan) -> Judgement:
     ``sudo -n`` never asks (sudo(8)); its messages are those of sudo 1.8 and 1.9 in the locale C. Whether a password
     would be accepted is known only when it is given: clusterctl asks once for all nodes.
     """
-    said = answer.lines[0] if answer.lines else ""
+    reply = answer.lines[0] if answer.lines else ""
     facts = answer.out.lower()
-    if said == "root":
+    if reply == "root":
         return ok("logs in as root")
-    if said == "passwordless":
+    if reply == "passwordless":
         return ok("sudo without a password")
     if "password is required" in facts:
         return ok("sudo asks for a password")
-    if said != "absent" and not said.startswith("refused "):
+    if reply != "absent" and not reply.startswith("refused "):
         return unread(answer)
     if not seen.inventory.services:
         return ok("no sudo, and no service needs it")
     fix = f"as root on {node}: a file in /etc/sudoers.d with the line `USER ALL=(ALL) NOPASSWD: ALL`"
-    if said == "absent":
+    if reply == "absent":
         fix = f"install sudo on {node}, or log in as root (`user: root`)"
     elif _TTY in facts:
         fix = f"as root on {node}: a file in /etc/sudoers.d with the line `Defaults !requiretty`"
-    observed = "sudo is not installed" if said == "absent" else said.removeprefix("refused ")[:160]
+    observed = "sudo is not installed" if reply == "absent" else reply.removeprefix("refused ")[:160]
     return fail(observed, expected="root by sudo or by login", fix=fix)
 
 
@@ -139,10 +139,10 @@ def taint(answer: Answer) -> Judgement:
     taint = number(pairs(answer).get("taint"))
     if taint is None:
         return unread(answer)
-    met = [what for bit, what in _FAULTS.items() if taint >> bit & 1]
-    if met:
+    faults = [what for bit, what in _FAULTS.items() if taint >> bit & 1]
+    if faults:
         fix = "read journalctl -k for its cause, and reboot the node"
-        return fail(f"{' and '.join(met)} (taint {taint})", expected="none", fix=fix)
+        return fail(f"{' and '.join(faults)} (taint {taint})", expected="none", fix=fix)
     return ok(f"no fault (taint {taint})" if taint else "no fault")
 
 

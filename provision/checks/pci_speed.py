@@ -53,11 +53,11 @@ def judge(answers: Answers) -> Judgements:
             if has[0] < wanted[0] or has[1] < wanted[1]:
                 fix = f"reseat the adapter {device} or its riser; its slot should have x{most[0]:g} at {most[1]:g} GT/s"
                 others = "similar adapters have" if usual else "it could have"
-                observed = f"{device} has {_shown(has)}, {others} {_shown(wanted)}"
-                faults.append(Fault("WARN", observed, _shown(wanted), fix))
-        fine = sorted({_shown((link["current width"], link["current speed"])) for link in links.values()})
+                observed = f"{device} has {_link_text(has)}, {others} {_link_text(wanted)}"
+                faults.append(Fault("WARN", observed, _link_text(wanted), fix))
+        fine = sorted({_link_text((link["current width"], link["current speed"])) for link in links.values()})
         yield name, worst(faults, ", ".join(fine))
 
 
-def _shown(link: tuple[float, float]) -> str:
+def _link_text(link: tuple[float, float]) -> str:
     return f"x{link[0]:g} at {link[1]:g} GT/s"

@@ -78,11 +78,11 @@ def find_arrival(evidence: Evidence) -> Arrival | None:
     return Arrival(number, waits[waiting[0]][1], waiting, missing)
 
 
-def _silent(evidence: Evidence, heard: set[int]) -> tuple[int, ...]:
+def _silent(evidence: Evidence, reporting: set[int]) -> tuple[int, ...]:
     """Ranks with a log whose watchdog printed nothing; none if there are too many of them."""
     seen = {line.rank for line in _lines(evidence) if line.rank is not None}
-    silent = tuple(sorted(seen - heard))
-    return silent if len(silent) < len(heard) else ()
+    silent = tuple(sorted(seen - reporting))
+    return silent if len(silent) < len(reporting) else ()
 
 
 def _lines(evidence: Evidence) -> Iterator[Line]:

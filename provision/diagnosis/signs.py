@@ -220,7 +220,7 @@ def _of_event(record: Record, event: Event, order: int) -> Iterator[Sign]:
             str(captured.get("lost") or (source.get("node") if source is why else None) or record.node),
             rank if isinstance(rank, int) else None,
             _time(event),
-            str(source.get("text") or event.get("error") or _described(event)),
+            str(source.get("text") or event.get("error") or _describe(event)),
             captured,
             order,
             place=f"{record.folder}/events.jsonl" if record.folder else "",
@@ -228,7 +228,7 @@ def _of_event(record: Record, event: Event, order: int) -> Iterator[Sign]:
         return
 
 
-def _described(event: Event) -> str:
+def _describe(event: Event) -> str:
     fields = {key: value for key, value in event.items() if key not in {"event", "time", "attempt"}}
     return " ".join([str(event.get("event")), *(f"{key}={value}" for key, value in fields.items())])
 

@@ -67,7 +67,7 @@ def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
     by_file = not comparable(evidence)
     found = once(sorted(signs(evidence), key=lambda sign: _order(sign, places, by_file=by_file)))
     if not ended:
-        found = tuple(sign for sign in found if _holds(sign, evidence))
+        found = tuple(sign for sign in found if _is_consistent(sign, evidence))
     reason = _reason(evidence)
     first = _first_of_files(found, evidence) if by_file else _first(found, places)
     if first is None:
@@ -91,7 +91,7 @@ def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
     return Verdict(first, also, echoes, alone, first.node, first.rank, reason=reason, by_file=by_file)
 
 
-def _holds(sign: Sign, evidence: Evidence) -> bool:
+def _is_consistent(sign: Sign, evidence: Evidence) -> bool:
     """Whether a sign of a running run is a failure: its rank has been silent since."""
     if sign.cause.grade != "cause":
         return sign.cause.grade == "ended" or sign.cause.id == "rank.hangs"
@@ -185,11 +185,11 @@ def _whose(found: Sequence[Sign], evidence: Evidence) -> tuple[str, int | None]:
         named = [sign for sign in found if sign.rank is not None and "local_rank" in sign.captured]
         sign = (named or list(found))[0]
         return sign.node, sign.rank
-    failed = [record for record in evidence.records if _failed(record)]
+    failed = [record for record in evidence.records if _has_failed(record)]
     return (failed or list(evidence.records))[0].node if evidence.records else "", None
 
 
-def _failed(record: Record) -> bool:
+def _has_failed(record: Record) -> bool:
     return any(event.get("event") == "exit" and event.get("rc") != 0 for event in record.events)
 
 

@@ -280,9 +280,9 @@ def difference_text(difference: Difference, *, files: bool = False) -> str:
     lines += line(
         "facts", *_table([(fact.name, f"{fact.old or 'none'} -> {fact.new or 'none'}") for fact in difference.facts])
     )
-    lines += line("same version", *_table([(name, _counted(counts[name])) for name in difference.touched]))
-    lines += line("no package", *_table([(name, _counted(counts[name])) for name in difference.unowned]))
-    lines += line("data", *_table([(name, _counted(counts[name])) for name in difference.data]))
+    lines += line("same version", *_table([(name, _count_text(counts[name])) for name in difference.touched]))
+    lines += line("no package", *_table([(name, _count_text(counts[name])) for name in difference.unowned]))
+    lines += line("data", *_table([(name, _count_text(counts[name])) for name in difference.data]))
     lines += line("only times", *_times(difference))
     lines += line("deploy sends", *_sending_lines(difference))
     if files and difference.changes:
@@ -302,7 +302,7 @@ def _table(rows: list[tuple[str, str]]) -> list[str]:
     return some(columns(rows), FEW, "--json") if rows else []
 
 
-def _counted(count: dict[Any, int]) -> str:
+def _count_text(count: dict[Any, int]) -> str:
     words = {"+": "added", "-": "removed", "~": "changed"}
     parts = [f"{count[sign]:,} {words[sign]}" for sign in words if sign in count]
     return f"files: {', '.join(parts)}"

@@ -216,7 +216,7 @@ def _all_marked(entries: Sequence[Entry]) -> list[str]:
 
 def _all_files(entries: Sequence[Entry]) -> list[str]:
     words = ((size(entry.size) if entry.type == "file" else entry.type) for entry in entries)
-    return columns((f"{entry.mode:03o}", word, _named(entry)) for entry, word in zip(entries, words, strict=True))
+    return columns((f"{entry.mode:03o}", word, _entry_text(entry)) for entry, word in zip(entries, words, strict=True))
 
 
 def _platform(overview: Overview) -> str:
@@ -288,7 +288,7 @@ def _size(overview: Overview, package: Package) -> int:
     return weight.size if weight else 0
 
 
-def _named(entry: Entry) -> str:
+def _entry_text(entry: Entry) -> str:
     if entry.type == "dir":
         return f"{entry.path}/"
     return f"{entry.path} -> {entry.target}" if entry.target else entry.path

@@ -241,7 +241,7 @@ def rewrite_binary(
     Raises:
         CannotRewrite: an old path would remain that a program may use.
     """
-    if room and (padded := _padded(data, search, new, room)) is not None:
+    if room and (padded := _pad_strings(data, search, new, room)) is not None:
         return padded, ""
     if data.startswith(_ARCHIVES):
         return data, "it keeps the old path, since it is an archive with checksums"
@@ -290,7 +290,7 @@ def _from_origin(data: bytes, search: Search, new: Mapping[str, str], path: str)
     return b"".join([*pieces, data[done:]])
 
 
-def _padded(data: bytes, search: Search, new: Mapping[str, str], room: int) -> bytes | None:
+def _pad_strings(data: bytes, search: Search, new: Mapping[str, str], room: int) -> bytes | None:
     """Rewrite C strings within the room of conda's placeholder; None if they lack that room."""
     pieces = []
     done = 0

@@ -197,12 +197,12 @@ def _nodes(document: Document, data: object, default_port: int) -> tuple[Node, .
                 line = document.lines["nodes", first[name]]
                 document.mistake(place, f"{name} is listed twice, first in line {line} ({shown(first[name])})")
             first.setdefault(name, pattern)
-        nodes += _expanded(document, pattern, names, entry)
+        nodes += _expand_nodes(document, pattern, names, entry)
     _check_unique(document, nodes, first, default_port)
     return tuple(nodes)
 
 
-def _expanded(document: Document, pattern: str, names: list[str], entry: object) -> list[Node]:
+def _expand_nodes(document: Document, pattern: str, names: list[str], entry: object) -> list[Node]:
     place: Place = ("nodes", pattern)
     inner = place
     if entry is not None and not isinstance(entry, dict | list):  # gpu03: 192.168.20.16

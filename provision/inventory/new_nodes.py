@@ -239,7 +239,7 @@ def data_addresses(facts: Mapping[int, Facts]) -> tuple[dict[int, str], str]:
     """
     if len(facts) < 2:
         return {}, ""
-    mine = {index: known for index, node in facts.items() if (known := _reached(node))}
+    mine = {index: known for index, node in facts.items() if (known := _ssh_interface(node))}
     if len(mine) < len(facts):  # ssh's network is unknown
         return {}, ""
     reached = [address.network for known in mine.values() for address in known.addresses]
@@ -320,7 +320,7 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _reached(node: Facts) -> Interface | None:
+def _ssh_interface(node: Facts) -> Interface | None:
     """The interface that ssh reached."""
     for interface in node.interfaces:
         if any(str(address.ip) == node.reached for address in interface.addresses):

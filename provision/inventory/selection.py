@@ -83,7 +83,7 @@ def references(expression: str, groups: Collection[str]) -> set[str]:
         if part.startswith("@")
         for pattern in expand(part[1:])
         if pattern not in {ALL, "*"}
-        for group in _matching(pattern, groups)
+        for group in _match_names(pattern, groups)
     }
 
 
@@ -131,7 +131,7 @@ def _atom(
     found: set[str] = set()
     if text.startswith("@"):
         for pattern in expand(text[1:]):
-            matching = [ALL] if pattern in {ALL, "*"} else _matching(pattern, groups)
+            matching = [ALL] if pattern in {ALL, "*"} else _match_names(pattern, groups)
             if not matching:
                 others[f"@{pattern}"] = None
             for group in matching:
@@ -141,7 +141,7 @@ def _atom(
         if pattern in everything:
             found.add(pattern)
         elif "*" in pattern or "?" in pattern:
-            matching = _matching(pattern, everything)
+            matching = _match_names(pattern, everything)
             if not matching:
                 others[pattern] = None
             found.update(matching)
@@ -150,7 +150,7 @@ def _atom(
     return found
 
 
-def _matching(pattern: str, known: Collection[str]) -> list[str]:
+def _match_names(pattern: str, known: Collection[str]) -> list[str]:
     if "*" in pattern or "?" in pattern:
         match = re.compile(translate(re.sub(r"\*+", "*", pattern))).match
         return [name for name in known if match(name)]

@@ -54,7 +54,7 @@ class Apt:
                 hint="on a machine with Debian or Ubuntu (any release): clusterctl pack-os",
             )
         folder = cache.absolute() / f"{wanted.release.name}-{wanted.architecture}"
-        with _alone(folder):
+        with _exclusive_cache(folder):
             return _collect(wanted, folder, emit)
 
 
@@ -68,7 +68,7 @@ def _collect(wanted: Wanted, folder: Path, emit: Emit) -> Collected:
         shown.summary = f"{len(packages)} packages"
     return Collected(
         packages,
-        {each.file: _fetched(folder, each) for each in packages},
+        {each.file: _fetched_file(folder, each) for each in packages},
         {"Packages": index, "Release": release_file(wanted.release.name, wanted.architecture, index)},
     )
 
@@ -99,7 +99,7 @@ def _fetch(wanted: Wanted, folder: Path, packages: tuple[Package, ...], emit: Em
     """
     missing = 0
     for each in packages:
-        path = _fetched(folder, each)
+        path = _fetched_file(folder, each)
         if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != each.sha256:
             path.unlink()
         missing += not path.is_file()
@@ -110,7 +110,7 @@ def _fetch(wanted: Wanted, folder: Path, packages: tuple[Package, ...], emit: Em
     _apt(folder, "apt-get", "autoclean")  # deletes versions that the mirror no longer has
 
 
-def _fetched(folder: Path, package: Package) -> Path:
+def _fetched_file(folder: Path, package: Package) -> Path:
     """The path of a package in apt's cache, where a colon in its version is percent-encoded."""
     version = package.version.replace(":", "%3a")
     return folder / "archives" / f"{package.name}_{version}_{package.architecture}.deb"
@@ -142,7 +142,7 @@ def _apt(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _exclusive_cache(folder: Path) -> Iterator[None]:
     """Lock the folder: one process at a time collects packages for a release."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as lock:
@@ -340,7 +340,7 @@ def unreachable_error(wanted: Wanted, text: str) -> UsageError:
             hint=f"{option} URL of a mirror with {wanted.release.name}"
             + (", or none to omit security updates" if option == "--security-mirror" else ""),
         )
-    return _failed(wanted, text)
+    return _fetch_error(wanted, text)
 
 
 def unsolved_error(wanted: Wanted, text: str) -> UsageError:
@@ -355,7 +355,7 @@ def unsolved_error(wanted: Wanted, text: str) -> UsageError:
     if match := _UNMET.search(text):
         conflicts = "; ".join(" ".join(line.split()) for line in match[1].splitlines())
         return UsageError(f"these packages of {release} conflict: {conflicts}", hint="pack them into separate bundles")
-    return _failed(wanted, text)
+    return _fetch_error(wanted, text)
 
 
 def virtual_error(wanted: Wanted, names: Sequence[str], providers: Sequence[str]) -> UsageError:
@@ -366,7 +366,7 @@ def virtual_error(wanted: Wanted, names: Sequence[str], providers: Sequence[str]
     )
 
 
-def _failed(wanted: Wanted, text: str) -> UsageError:
+def _fetch_error(wanted: Wanted, text: str) -> UsageError:
     if match := _FETCH.search(text):
         return UsageError(
             f"the mirror {match[1]} failed: {' '.join(match[2].split())}",

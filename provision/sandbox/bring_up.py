@@ -19,7 +19,7 @@ from provision.sandbox import disk, host, network, node
 from provision.sandbox.cluster import Sandbox, remove
 from provision.sandbox.disk import TRAINER
 from provision.sandbox.host import boot_id, environment, identify, interruptible, uninterrupted
-from provision.sandbox.rootfs import cached, minimal
+from provision.sandbox.rootfs import find_cached, minimal
 from provision.sandbox.rootfs import recipe as minimal_recipe
 from provision.sandbox.state import (
     KEY,
@@ -133,7 +133,7 @@ def require(options: Options) -> None:
         host.FOR_LINK if options.link else {},
         host.FOR_PASSWORD if options.password else {},
         host.FOR_HOST if options.rootfs == "host" else {},
-        host.FOR_MINIMAL if options.rootfs == "minimal" and not cached(minimal_recipe(options.packages)) else {},
+        host.FOR_MINIMAL if options.rootfs == "minimal" and not find_cached(minimal_recipe(options.packages)) else {},
     )
 
 

@@ -89,7 +89,7 @@ def kill(processes: Sequence[Process]) -> None:
                     signal.pidfd_send_signal(opened[-1][1], signal.SIGKILL)
         until = time.monotonic() + _DEADLINE
         for process, pidfd in opened:
-            if process.alive and not ended(pidfd, until - time.monotonic()):
+            if process.alive and not wait_for_end(pidfd, until - time.monotonic()):
                 raise ClusterctlError(
                     f"process {process.pid} was killed but does not exit",
                     hint=f"see what it waits for: cat /proc/{process.pid}/stack",
@@ -99,7 +99,7 @@ def kill(processes: Sequence[Process]) -> None:
             os.close(pidfd)
 
 
-def ended(pidfd: int, seconds: float) -> bool:
+def wait_for_end(pidfd: int, seconds: float) -> bool:
     """Whether the process behind ``pidfd`` ends within ``seconds``."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)

@@ -137,7 +137,7 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "/var/cache").absolute() / "clusterctl" / "rootfs"
 
 
-def cached(wanted: Recipe) -> Path | None:
+def find_cached(wanted: Recipe) -> Path | None:
     """The cached root of this recipe; None if it must be built."""
     path = cache() / wanted.digest
     return path if path.is_dir() else None
@@ -154,7 +154,7 @@ def minimal(wanted: Recipe, emit: Emit = ignore) -> Path:
     folder = cache()
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder / f"{wanted.digest}.lock"):
-        ready = cached(wanted)
+        ready = find_cached(wanted)
         if ready:
             return ready
         for leftover in folder.glob(f".{wanted.digest}-*"):  # from a killed process, which no longer holds the lock

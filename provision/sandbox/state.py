@@ -182,7 +182,7 @@ def check_free(directory: Path) -> None:
     """
     for name in (INVENTORY, KNOWN_HOSTS, KEY):
         path = directory / name
-        if (path.exists() or path.is_symlink()) and not _ours(path):
+        if (path.exists() or path.is_symlink()) and not _is_ours(path):
             raise UsageError(f"{path} exists and is not a sandbox's file", hint="use an empty folder")
 
 
@@ -217,7 +217,7 @@ def write_files(state: State, contents: Mapping[str, str]) -> None:
     directory = Path(state.directory)
     owner = directory.stat()
     for name, text in contents.items():
-        fresh = _fresh(state, name)
+        fresh = _temporary_path(state, name)
         with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             os.fchmod(file.fileno(), 0o600 if name == KEY else 0o644)
             os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
@@ -232,23 +232,23 @@ def remove_files(state: State) -> list[Path]:
         The changed files, which stay.
     """
     directory = Path(state.directory)
-    kept = []
+    changed_files = []
     for name, digest in state.files.items():
-        _fresh(state, name).unlink(missing_ok=True)  # exists if ``write`` was killed
+        _temporary_path(state, name).unlink(missing_ok=True)  # exists if ``write`` was killed
         path = directory / name
         if path.is_file():
             if hashlib.sha256(path.read_bytes()).hexdigest() == digest:
                 path.unlink()
             else:
-                kept.append(path)
-    return kept
+                changed_files.append(path)
+    return changed_files
 
 
-def _fresh(state: State, name: str) -> Path:
+def _temporary_path(state: State, name: str) -> Path:
     return Path(state.directory, f".{name}.{state.token}")
 
 
-def _ours(path: Path) -> bool:
+def _is_ours(path: Path) -> bool:
     try:
         return path.read_text(encoding="utf-8", errors="replace").startswith(_HEADER)
     except OSError:

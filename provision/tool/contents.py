@@ -86,7 +86,7 @@ def contents(python: Interpreter) -> Contents:
     modules = {item.source for item in items.values() if isinstance(item.source, Path) and ".so" in item.source.name}
     machine = libraries.Machine(python.machine, python.libraries)
     stay = {path.resolve() for path in modules}
-    found = libraries.needed(python.program, modules, machine, stay=stay)
+    found = libraries.find_needed(python.program, modules, machine, stay=stay)
     items |= {f"{LIBRARIES}/{name}": Item(path, executable=True) for name, path in found.libraries.items()}
     floors = [elf.glibc(libraries.reader(path)) for path in (python.program, *modules, *found.libraries.values())]
     glibc = max(floor for floor in floors if floor)
@@ -97,7 +97,7 @@ def contents(python: Interpreter) -> Contents:
     )
     # Read only once: Python does not compare a compiled file with its source, so both must come from the same bytes.
     items |= {name: Item(item.read(), item.executable) for name, item in items.items() if name.endswith(".py")}
-    items |= _compiled(items)
+    items |= _compile_items(items)
     notices = [f"{name}, which {path} needs, is not installed and is omitted" for name, path in found.missing.items()]
     return Contents({name: items[name] for name in sorted(items)}, glibc, tuple(notices))
 
@@ -161,10 +161,10 @@ def _templates() -> Path:
 
 
 def _metadata() -> bytes:
-    return (distributions.installed(_NAME).read_text("METADATA") or "").encode()
+    return (distributions.find_distribution(_NAME).read_text("METADATA") or "").encode()
 
 
-def _compiled(items: dict[str, Item]) -> dict[str, Item]:
+def _compile_items(items: dict[str, Item]) -> dict[str, Item]:
     files = compile_sources({name: item.read() for name, item in items.items() if name.endswith(".py")})
     return {str(PurePosixPath(cache_from_source(name, optimization=""))): Item(data) for name, data in files.items()}
 

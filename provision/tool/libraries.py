@@ -68,7 +68,7 @@ class Machine:
         yield from (Path(folder.format(machine=self.machine), name) for folder in _SYSTEM)
 
 
-def needed(program: Path, modules: Iterable[Path], machine: Machine, *, stay: Collection[Path]) -> Needed:
+def find_needed(program: Path, modules: Iterable[Path], machine: Machine, *, stay: Collection[Path]) -> Needed:
     """The libraries of a program and of the modules that it loads.
 
     Args:

@@ -99,7 +99,7 @@ def write_archive(items: Mapping[str, Item], file: BinaryIO, emit: Emit) -> tupl
 
 def _members(items: Mapping[str, Item]) -> Iterator[tuple[tarfile.TarInfo, bytes]]:
     for name, item in items.items():
-        data = stripped(item.read())
+        data = strip_symbols(item.read())
         yield _info(name, len(data), executable=item.executable), data
     yield _info(COMPLETE, 0), b""
 
@@ -115,18 +115,18 @@ _NO_BITS = 8  # SHT_NOBITS: no bytes in the file
 _WIDE = 2  # EI_CLASS of a 64-bit file
 
 
-def stripped(data: bytes) -> bytes:
+def strip_symbols(data: bytes) -> bytes:
     """An ELF file up to the last byte that is loaded, with a table of the sections that are left.
 
     A file that is not 64-bit ELF, is damaged, or has an unusual layout is returned unchanged.
     """
     try:
-        return _stripped(data)
+        return _strip_elf(data)
     except (struct.error, IndexError, ValueError, OverflowError):
         return data
 
 
-def _stripped(data: bytes) -> bytes:
+def _strip_elf(data: bytes) -> bytes:
     if data[:4] != elf.MAGIC or data[4] != _WIDE:
         return data
     order = "<" if data[5] == 1 else ">"
@@ -214,7 +214,7 @@ def write(out: Path, items: Mapping[str, Item], *, emit: Emit) -> tuple[str, int
         file.seek(place)
         digest, unpacked = write_archive(items, file, emit)
         header = _header(place + 1, digest, unpacked).ljust(place, b"\n")
-        checksum = hashlib.sha256(header[_covered(header) :])
+        checksum = hashlib.sha256(header[_checksum_start(header) :])
         file.seek(place)
         while block := file.read(_BLOCK):
             checksum.update(block)
@@ -250,10 +250,10 @@ def _header(begin: int, digest: str, unpacked: int) -> bytes:
         "begin": begin,
         "complete": COMPLETE,
     }
-    covered = _covered(render("tool/header.sh.j2", covered=0, **values).encode())
+    covered = _checksum_start(render("tool/header.sh.j2", covered=0, **values).encode())
     return render("tool/header.sh.j2", covered=covered + 1, **values).encode()
 
 
-def _covered(header: bytes) -> int:
+def _checksum_start(header: bytes) -> int:
     """The number of bytes before the checksummed part: the lines up to the checksum."""
     return header.index(b"\n", header.index(b"\nsum=") + 1) + 1

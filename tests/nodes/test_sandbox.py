@@ -504,11 +504,11 @@ def test_of_two_builders_one_makes_the_root(require_sandbox, fake_debootstrap):
     wanted = rootfs.recipe(["tcsh"])
     with ThreadPoolExecutor(2) as pool:
         roots = set(pool.map(lambda _: rootfs.minimal(wanted), range(2)))
-    assert roots == {rootfs.cached(wanted)}
+    assert roots == {rootfs.find_cached(wanted)}
     calls = fake_debootstrap.read_text().splitlines()
     assert len(calls) == 1
     assert "--include=openssh-client,openssh-server,tcsh" in calls[0]
-    assert rootfs.cached(rootfs.recipe()) is None
+    assert rootfs.find_cached(rootfs.recipe()) is None
 
 
 def test_a_failed_build_leaves_nothing_and_says_why(require_sandbox, fake_debootstrap):
@@ -532,7 +532,7 @@ def test_no_build_outlives_its_maker(require_sandbox, fake_debootstrap, number):
         maker.send_signal(number)
     assert len(pidfds) >= 2
     for pidfd in pidfds:
-        assert host.ended(pidfd, 10)
+        assert host.wait_for_end(pidfd, 10)
         os.close(pidfd)
 
 

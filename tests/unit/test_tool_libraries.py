@@ -13,8 +13,8 @@ from provision.env.source import elf
 from provision.errors import UsageError
 from provision.tool import libraries
 from provision.tool.contents import running
-from provision.tool.libraries import Dynamic, Machine, dynamic, needed, reader
-from provision.tool.pack import stripped
+from provision.tool.libraries import Dynamic, Machine, dynamic, find_needed, reader
+from provision.tool.pack import strip_symbols
 
 X86, ARM = 62, 183
 BASE = 0x400000  # where a fake file is loaded
@@ -54,7 +54,7 @@ def empty(monkeypatch):
 
 
 def find(program, *modules, machine, stay=()):
-    return needed(program, modules, machine, stay=stay).libraries
+    return find_needed(program, modules, machine, stay=stay).libraries
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -113,7 +113,7 @@ def test_an_rpath_holds_for_what_is_loaded_through_it_and_a_runpath_does_not(tmp
     module = fake(tmp_path / "m.so", needs=["liba.so"])
     assert list(find(program, module, machine=empty)) == ["liba.so", "libb.so"]
     program = fake(tmp_path / "bin/python", needs=["liba.so"], runpath="$ORIGIN/../lib")
-    assert needed(program, (), empty, stay=()).missing == {"libb.so": tmp_path / "lib/liba.so"}
+    assert find_needed(program, (), empty, stay=()).missing == {"libb.so": tmp_path / "lib/liba.so"}
 
 
 def test_a_library_of_another_machine_is_passed_over(tmp_path, empty):
@@ -153,7 +153,7 @@ def test_what_a_wheel_brings_beside_its_module_stays_there(tmp_path, empty):
 def test_glibcs_own_are_never_taken(tmp_path, empty, name):
     fake(tmp_path / name)
     program = fake(tmp_path / "python", needs=[name], runpath=str(tmp_path))
-    assert needed(program, (), empty, stay=()) == libraries.Needed({}, {})
+    assert find_needed(program, (), empty, stay=()) == libraries.Needed({}, {})
 
 
 @pytest.mark.parametrize("name", ["libcrypto.so.3", "libcrypt.so.1", "libz.so.1", "libgcc_s.so.1", "libnsl.so.2"])
@@ -165,12 +165,12 @@ def test_everything_else_is(tmp_path, empty, name):
 
 def test_a_missing_library_is_named_with_who_needs_it(tmp_path, empty):
     program = fake(tmp_path / "python", needs=["libgone.so.1"])
-    assert needed(program, (), empty, stay=()).missing == {"libgone.so.1": program}
+    assert find_needed(program, (), empty, stay=()).missing == {"libgone.so.1": program}
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path, empty):
     with pytest.raises(UsageError, match=r"cannot read .*/gone: No such file"):
-        needed(tmp_path / "gone", (), empty, stay=())
+        find_needed(tmp_path / "gone", (), empty, stay=())
 
 
 def test_this_pythons_libraries_are_those_that_ldd_finds():
@@ -179,7 +179,7 @@ def test_this_pythons_libraries_are_those_that_ldd_finds():
     python = running()
     modules = sorted(python.stdlib.glob("lib-dynload/_[hs]*.so"))
     assert modules
-    found = needed(python.program, modules, Machine(python.machine, python.libraries), stay=())
+    found = find_needed(python.program, modules, Machine(python.machine, python.libraries), stay=())
     wanted = {}
     for path in (python.program, *modules):
         out = subprocess.run(["ldd", path], check=True, capture_output=True, text=True).stdout
@@ -203,7 +203,7 @@ def test_stripping_keeps_all_that_a_process_sees(tmp_path):
     saved = 0
     for path in modules():
         before = path.read_bytes()
-        after = stripped(before)
+        after = strip_symbols(before)
         saved += len(before) - len(after)
         (tmp_path / "after").write_bytes(after)
         assert dynamic(reader(tmp_path / "after")) == dynamic(reader(path))
@@ -214,13 +214,13 @@ def test_stripping_keeps_all_that_a_process_sees(tmp_path):
         assert [after[max(piece.start, 64) : piece.stop] for piece in pieces] == [
             before[max(piece.start, 64) : piece.stop] for piece in pieces
         ]
-        assert stripped(after) == after
+        assert strip_symbols(after) == after
     assert saved >= 0
 
 
 def test_a_stripped_module_works(tmp_path):
     source = max(running().stdlib.glob("lib-dynload/*.so"), key=lambda path: path.stat().st_size)
-    data = stripped(source.read_bytes())
+    data = strip_symbols(source.read_bytes())
     (tmp_path / source.name).write_bytes(data)
     name = source.name.partition(".")[0]
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {name} as m; print(m.__file__)"
@@ -236,4 +236,4 @@ def test_a_stripped_module_works(tmp_path):
 def test_files_that_are_not_elf_are_left_unchanged(tmp_path):
     data = fake(tmp_path / "a", needs=["liba.so.1"]).read_bytes()
     for some in (b"", b"text", data, data[:70], data[:40]):
-        assert stripped(some) == some
+        assert strip_symbols(some) == some

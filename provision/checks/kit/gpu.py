@@ -207,14 +207,14 @@ def gpus(
         read = rows(answer, fields)
         if isinstance(read, str) or not read:
             yield node, unanswered(node, answer)
-        elif silent := {gpu.index: gpu[name] for gpu in read for name in used if _broken(name, gpu[name])}:
+        elif silent := {gpu.index: gpu[name] for gpu in read for name in used if _is_broken(name, gpu[name])}:
             yield node, unknown(each(silent), fix=f"run nvidia-smi -q on {node}; reset the GPU or reboot")
         else:
             found[node] = read
     return found
 
 
-def _broken(field: str, text: str) -> bool:
+def _is_broken(field: str, text: str) -> bool:
     """``[GPU requires reset]``, ``[GPU is lost]``, ``[Unknown Error]``, and what no value of the field looks like."""
     if text in _NOT_THERE:
         return False

@@ -213,7 +213,7 @@ def sections(out: str, mark: str, *, words: int | None = None) -> Iterator[tuple
             yield tuple(given), text
 
 
-def listed(items: Iterable[Port]) -> str:
+def list_ports(items: Iterable[Port]) -> str:
     """Names of ports in one line."""
     return ", ".join(port.name for port in items)
 
@@ -248,13 +248,13 @@ counters() {{
   for port in /sys/class/infiniband/*/ports/*; do
     for file in {" ".join(NAMES)}; do set -- "$@" "$port/counters/$file"; done
   done
-  said=$(head -n 1 "$@" 2>/dev/null)
-  case $said in
-    */counters/*) printf '%s\\n' "$said" ;;
-    *) asked ;;
+  output=$(head -n 1 "$@" 2>/dev/null)
+  case $output in
+    */counters/*) printf '%s\\n' "$output" ;;
+    *) ask_hardware ;;
   esac
 }}
-asked() {{
+ask_hardware() {{
   :
 {ASK.format(mark="perfquery", command='perfquery -C "${device##*/}" -P "${port##*/}" -t 500')}
 }}
@@ -268,7 +268,7 @@ if printf '%s\\n' "$first" | grep -Eq '^([1-9]|({"|".join(NAMES.values())}):\\.*
 fi
 """
 _COUNTER_FILE = re.compile(r"^==> /sys/class/infiniband/([^/]+)/ports/(\d+)/counters/(\S+) <==\n(\d+)$", re.MULTILINE)
-_SAID = re.compile(r"^(\w+):\.*(\d+)$", re.MULTILINE)
+_COUNTER_LINE = re.compile(r"^(\w+):\.*(\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -314,11 +314,11 @@ def judged_counts(answers: Answers, names: Sequence[str], allowed: float, fix: s
 
 
 def _fault(port: Port, count: Count, allowed: float, cable: str, fix: str) -> Fault | None:
-    said = f"{port.name}: {count.counter} {count.value}"
+    observed = f"{port.name}: {count.counter} {count.value}"
     if count.grown > 0:
-        return Fault("FAIL", f"{said}, {count.grown} more within a second", "no growth", fix.format(cable=cable))
+        return Fault("FAIL", f"{observed}, {count.grown} more within a second", "no growth", fix.format(cable=cable))
     if count.value > allowed:
-        return Fault("WARN", said, f"at most {allowed:g} since the port was reset", fix.format(cable=cable))
+        return Fault("WARN", observed, f"at most {allowed:g} since the port was reset", fix.format(cable=cable))
     return None
 
 
@@ -326,20 +326,20 @@ def _read(text: str) -> dict[tuple[str, int], dict[str, int]]:
     found: dict[tuple[str, int], dict[str, int]] = {}
     for device, port, name, value in _COUNTER_FILE.findall(text):
         found.setdefault((device, int(port)), {})[name] = int(value)
-    for (device, number), said in sections(text, "perfquery", words=2):
-        values = dict(_SAID.findall(said))
-        told_of = {name: int(values[theirs]) for name, theirs in NAMES.items() if theirs in values}
-        if told_of and number.isdecimal():
-            found[device, int(number)] = told_of
+    for (device, number), body in sections(text, "perfquery", words=2):
+        values = dict(_COUNTER_LINE.findall(body))
+        values_by_name = {name: int(values[theirs]) for name, theirs in NAMES.items() if theirs in values}
+        if values_by_name and number.isdecimal():
+            found[device, int(number)] = values_by_name
     return found
 
 
 def _peers(out: str) -> dict[tuple[str, int], str]:
     """What is at the other end of a cable, such as ``SW1 port 7``."""
     found = {}
-    for (device, number), said in sections(out, "peer", words=2):
-        name = re.search(r"^Node Description:\.*(.+)$", said, re.MULTILINE)
-        port = re.search(r"^LocalPort:\.*(\d+)$", said, re.MULTILINE)
+    for (device, number), body in sections(out, "peer", words=2):
+        name = re.search(r"^Node Description:\.*(.+)$", body, re.MULTILINE)
+        port = re.search(r"^LocalPort:\.*(\d+)$", body, re.MULTILINE)
         if name and port and number.isdecimal():
             found[device, int(number)] = f"{name[1].strip()} port {port[1]}"
     return found

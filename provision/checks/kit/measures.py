@@ -46,7 +46,7 @@ def skews(offsets: Mapping[str, Offset]) -> dict[tuple[str, str], Offset]:
     }
 
 
-def shown(offset: Offset, *, sign: bool = True) -> str:
+def show_offset(offset: Offset, *, sign: bool = True) -> str:
     """``+12 ms ± 0.4 ms``, ``-5.0 s ± 1 ms``."""
     seconds = offset.seconds if abs(offset.seconds) >= 5e-5 else 0.0  # no -0.0
     return f"{'+' if sign and seconds >= 0 else ''}{span(seconds)} ± {span(offset.error)}"

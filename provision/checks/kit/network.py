@@ -238,7 +238,7 @@ class Network:
 def network(lines: Sequence[str]) -> Network | None:
     """The network from the lines of ``self``, ``peer`` and ``LIST``; None when they are not whole."""
     links = {link.name: link for line in lines if line.startswith("link ") and (link := _link(line.split()[1:]))}
-    own, peer = (_named(lines, word) for word in ("self", "peer"))
+    own, peer = (_read_address(lines, word) for word in ("self", "peer"))
     if not links or not any(line.startswith("self ") for line in lines):
         return None
     routes = routes_of(lines)
@@ -248,7 +248,7 @@ def network(lines: Sequence[str]) -> Network | None:
     return Network(own, peer, links, tuple(known), tuple(connected), way_to(lines, peer, known, routes))
 
 
-def _named(lines: Sequence[str], word: str) -> Address | None:
+def _read_address(lines: Sequence[str], word: str) -> Address | None:
     return next((as_address(line.removeprefix(word).strip()) for line in lines if line.startswith(f"{word} ")), None)
 
 

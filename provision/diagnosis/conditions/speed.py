@@ -170,17 +170,17 @@ def _bound_by_data(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[
         low, used = _low(record, limits), _processors(record, limits)
         if low and used is not None and not _network(record, limits):
             of = f" of {record.cores}" if record.cores else ""
-            yield f"{record.node}: {_shown(low)}, while the ranks' processes keep {used:.1f}{of} cores busy"
+            yield f"{record.node}: {_list_low(low)}, while the ranks' processes keep {used:.1f}{of} cores busy"
 
 
 def _idle(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
     for record in evidence.records:
         low = _low(record, limits)
         if low and not _network(record, limits) and _processors(record, limits) is None:
-            yield f"{record.node}: {_shown(low)}"
+            yield f"{record.node}: {_list_low(low)}"
 
 
-def _shown(low: Mapping[int, float]) -> str:
+def _list_low(low: Mapping[int, float]) -> str:
     use = sum(low.values()) / len(low)
     return f"GPU {','.join(map(str, sorted(low)))} {'is' if len(low) == 1 else 'are'} busy {use:.0f} % of the time"
 

@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -138,14 +139,17 @@ class _Archive:
     @property
     def members(self) -> int:
         """The number of files, links and folders in the archive."""
-        kept = [entry for entry in self._manifest.files if entry.chunks and entry.path not in self._dropped]
-        return len(kept) + len(self._added())
+        return len(self._entries)
 
     @property
     def size(self) -> int:
         """The bytes of the tar stream."""
-        kept = (entry for entry in self._manifest.files if entry.chunks and entry.path not in self._dropped)
-        return sum(map(tar.span, kept)) + sum(tar.span(entry) for entry, _ in self._added()) + len(tar.END)
+        return sum(map(tar.span, self._entries)) + len(tar.END)
+
+    @cached_property
+    def _entries(self) -> list[Entry]:
+        unchanged = (entry for entry in self._manifest.files if entry.chunks and entry.path not in self._dropped)
+        return [*unchanged, *(entry for entry, _ in self._added())]
 
     def plain(self, advance: Callable[[int], None]) -> Iterator[bytes]:
         """The tar stream; ``advance`` receives the size of every block."""

@@ -92,7 +92,7 @@ def unpack(archive: Path, folder: Path, progress: Callable[[int], None]) -> Unpa
     """
     unpacking = _Unpacking(archive, Unpacked(folder))
     reported = 0
-    with _opened(archive) as (raw, stream):
+    with _open_archive(archive) as (raw, stream):
         try:
             tar = TarReader(stream.read)
             for member in tar:
@@ -244,7 +244,7 @@ def _time(member: Member) -> int:
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[tuple[IO[bytes], _Reader]]:
+def _open_archive(archive: Path) -> Iterator[tuple[IO[bytes], _Reader]]:
     """The file, and a reader of its uncompressed bytes."""
     with archive.open("rb") as raw:
         yield raw, _plain(raw, format_of(archive))

@@ -190,14 +190,14 @@ def verify_finding(node: str, release_id: str, out: str) -> Finding:
         "release",
         node,
         "FAIL",
-        f"release {release_id}: {_counted(bad)}",
+        f"release {release_id}: {_count_text(bad)}",
         expected="the deployed files",
         why="a user, a program or a disk error changed the release; run pip in the environment that is packed instead",
         fix=f"clusterctl deploy --repair --limit {node}",
     )
 
 
-def _counted(bad: Sequence[tuple[str, ...]]) -> str:
+def _count_text(bad: Sequence[tuple[str, ...]]) -> str:
     """The number of each kind, with the first names."""
     parts = []
     for kind, words in (("changed", "changed"), ("missing", "missing"), ("added", "added"), ("link", "links changed")):

@@ -160,8 +160,8 @@ class Payload:
             STALE: b"".join(escape(path) + b"\n" for path in sorted(self.relocated.stale_pyc)),
             DESCRIPTION: json.dumps(description, sort_keys=True, indent=1).encode() + b"\n",
         }
-        sent = [(entry, data) for entry, data in rewritten if entry.path not in derived]
-        members = [*sent, *((entry, b"") for entry in symlinks), *((entry, b"") for entry in self._tail())]
+        files = [(entry, data) for entry, data in rewritten if entry.path not in derived]
+        members = [*files, *((entry, b"") for entry in symlinks), *((entry, b"") for entry in self._tail())]
         members += [member for path, data in own.items() for member in _own_file(path, data)]
         members += [(Entry(OWN_FOLDER, "dir", 0o755, FOLDER_MTIME), b""), *_own_file(COMPLETE, b"")]
         data = _encode(b"".join(map(_member, members)), wire)
@@ -294,7 +294,7 @@ def derive_recipe(
     if len(new) != len(was) or relocated.prefix.parent != old.parent:
         return Recipe()
     words = {was.encode(): new.encode()}
-    listed = _listed(before[path][1] for path in manifest.records if path in before)
+    listed = _recorded_names(before[path][1] for path in manifest.records if path in before)
     candidates = [(entry, data, before[entry.path]) for entry, data in relocated.files if entry.type == "file"]
     for entry, _, (old_entry, _) in candidates:
         if entry.sha256 != old_entry.sha256:
@@ -309,7 +309,7 @@ def derive_recipe(
     return Recipe(pairs, entries)
 
 
-def _listed(records: Iterable[bytes]) -> set[bytes]:
+def _recorded_names(records: Iterable[bytes]) -> set[bytes]:
     """All words in RECORD and conda-meta files that may be digests."""
     return {word for data in records for word in _DIGEST.findall(data)}
 

@@ -40,7 +40,7 @@ def find_env(spec: str | None, environ: Mapping[str, str]) -> Path:
             )
         return check_environment(Path(active))
     if "/" in spec or _is_folder(spec):
-        return check_environment(Path(os.path.abspath(_expanded(spec))))  # noqa: PTH100 - resolve() would follow links
+        return check_environment(Path(os.path.abspath(_expand_user(spec))))  # noqa: PTH100 - resolve() would follow links
     known = list(known_envs(environ))
     for prefix in known:
         if prefix.name == spec:
@@ -98,7 +98,7 @@ def _check(prefix: Path) -> Path:
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
     folders = [
-        Path(_expanded(folder))
+        Path(_expand_user(folder))
         for variable in ("CONDA_ENVS_PATH", "CONDA_ENVS_DIRS")
         for folder in environ.get(variable, "").split(os.pathsep)
         if folder
@@ -111,10 +111,10 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
         with suppress(OSError):  # missing, or not readable by this user
             yield from sorted(path for path in folder.iterdir() if _is_folder(path))
     if home:
-        yield from _listed(Path(home) / ".conda" / "environments.txt")
+        yield from _registered_environments(Path(home) / ".conda" / "environments.txt")
 
 
-def _listed(path: Path) -> Iterator[Path]:
+def _registered_environments(path: Path) -> Iterator[Path]:
     try:
         lines = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -137,7 +137,7 @@ def _is_folder(path: str | Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112 - False without permission
 
 
-def _expanded(path: str) -> str:
+def _expand_user(path: str) -> str:
     return os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 

@@ -124,14 +124,14 @@ def expand(pattern: str) -> list[str]:
 
 def resolve(parsed: Parsed, group: str, *, kind: str) -> Found:
     """The hosts of a group and its children, each with its effective variables."""
-    problems = [*parsed.problems, *_misplaced(parsed)]
+    problems = [*parsed.problems, *_find_misplaced(parsed)]
     if problems or parsed.beside_problems:
-        return Found(kind, (), problems=(*_sorted(problems), *parsed.beside_problems))
+        return Found(kind, (), problems=(*_sort_problems(problems), *parsed.beside_problems))
     below = {name: _below(parsed, name) for name in parsed.groups}
     members = {name: {*parsed.groups[name].hosts, *_hosts_of(parsed, below[name])} for name in parsed.groups}
     members["all"] = set(parsed.hosts)
     groups_of: dict[str, list[str]] = defaultdict(list)
-    for each in _ordered(parsed, below):
+    for each in _order_groups(parsed, below):
         for name in members[each]:
             groups_of[name].append(each)
     left_out: dict[str, dict[Var, None]] = defaultdict(dict)
@@ -196,7 +196,7 @@ def _variables(parsed: Parsed, host: str, groups: list[str]) -> dict[str, Var]:
     return variables
 
 
-def _ordered(parsed: Parsed, below: Mapping[str, set[str]]) -> list[str]:
+def _order_groups(parsed: Parsed, below: Mapping[str, set[str]]) -> list[str]:
     """The groups except ``all``, lowest precedence first: by depth, priority and name."""
     depths: dict[str, int] = defaultdict(int)
     for name in parsed.groups:
@@ -211,7 +211,7 @@ def _ordered(parsed: Parsed, below: Mapping[str, set[str]]) -> list[str]:
     return sorted(names, key=lambda name: (depths[name], priorities[name], name))
 
 
-def _misplaced(parsed: Parsed) -> Iterator[tuple[int, str]]:
+def _find_misplaced(parsed: Parsed) -> Iterator[tuple[int, str]]:
     """Report children that do not exist, and groups that contain themselves."""
     if len(parsed.groups) > MAX_GROUPS + 2:
         yield 0, f"there are more than {MAX_GROUPS:,} groups"
@@ -306,5 +306,5 @@ def _below(parsed: Parsed, group: str) -> set[str]:
     return found
 
 
-def _sorted(problems: list[tuple[int, str]]) -> tuple[str, ...]:
+def _sort_problems(problems: list[tuple[int, str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"line {line}: {text}" if line else text for line, text in sorted(problems)))

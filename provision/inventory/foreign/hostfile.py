@@ -70,7 +70,7 @@ def read(text: str) -> Found:
     notes = [f"{key} ({lines(numbers)}) has no counterpart and is skipped" for key, numbers in sorted(left_out.items())]
     if not re.search(r"\sslots\s*=", text):
         notes += _reading(read_as)
-    return Found("hostfile", _named(list(hosts.values())), notes=tuple(notes), problems=tuple(problems))
+    return Found("hostfile", _name_hosts(list(hosts.values())), notes=tuple(notes), problems=tuple(problems))
 
 
 def _options(words: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -102,7 +102,7 @@ def _is_port(number: str) -> bool:
     return bool(re.fullmatch("[0-9]{4,9}", number)) and int(number) > _MOST_SLOTS
 
 
-def _named(hosts: list[Wanted]) -> tuple[Wanted, ...]:
+def _name_hosts(hosts: list[Wanted]) -> tuple[Wanted, ...]:
     """A host with several ports is several nodes, so none of them can have its name."""
     counts = Counter(each.address for each in hosts)
     return tuple(replace(each, name=None) if counts[each.address] > 1 else each for each in hosts)
