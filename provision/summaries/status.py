@@ -72,7 +72,8 @@ def _clocks(result: Status, pairs: Mapping[tuple[str, str], Offset]) -> list[str
     if len(together) > 1:
         low, high = (pick(together, key=lambda name: offsets[name].seconds) for pick in (min, max))
         lines.append(
-            f"clocks: {fold(together)} agree, at most {show_offset(offsets[high].minus(offsets[low]), sign=False)} apart"
+            f"clocks: {fold(together)} agree, "
+            f"at most {show_offset(offsets[high].minus(offsets[low]), sign=False)} apart"
         )
     for name, ahead in gone.items():
         way = "ahead of" if ahead.seconds > 0 else "behind"

@@ -113,10 +113,11 @@ def plan_chunks(
     return Plan(tuple(_largest_first(large)), tuple(groups))
 
 
-def large_files(sources: Iterable[Source], limit: int) -> list[Source]:
-    """The files that become raw chunks, in their order."""
+def large_ranges(sources: Iterable[Source], limit: int) -> Iterator[Range]:
+    """The ranges of all files that become raw chunks, in the order of the bundle."""
     files = (one for one in sources if one.type == "file" and one.size + tar.BLOCK > limit)
-    return _largest_first([one for one in files if _span(one) > limit])
+    for one in _largest_first(one for one in files if _span(one) > limit):
+        yield from split_ranges(one, limit)
 
 
 def split_ranges(source: Source, limit: int) -> list[Range]:
