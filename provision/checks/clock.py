@@ -1,4 +1,4 @@
-"""Clocks: the simple checks."""
+"""Clocks: the checks of single nodes, and of their time servers."""
 
 import re
 from collections.abc import Mapping
@@ -81,7 +81,7 @@ def source(answer: Answer) -> Judgement:
     limits={"offset_ms": 10, "stratum": 14},  # 15 is as far as NTP counts; orphans of a site begin at 10
     why="A clock without a source drifts by seconds a day, differently on each node.",
 )
-def sync(seen: Plan, answers: Answers) -> Judgements:
+def sync(seen: Plan, answer: Answer) -> Judgement:
     """FAIL without a source, WARN for a large offset; UNKNOWN where no chronyd answers.
 
     ``chronyc -c -n tracking``: one line of comma-separated fields, of which the third is the stratum, the fifth the
@@ -89,23 +89,20 @@ def sync(seen: Plan, answers: Answers) -> Judgements:
     client.c).
     """
     fix = "chronyc -n sources; services: chrony: {} in the inventory sets it up"
-    for name, answer in answers.items():
-        fields = answer.out.strip().split(",")
-        if len(fields) != 14 or not fields[2].isdecimal() or not re.fullmatch(r"-?\d+\.\d+", fields[4]):
-            observed = answer.out.strip() or answer.err or "no answer"
-            yield name, unknown(f"chronyc: {observed[:120]}", fix="systemctl enable --now chrony")
-            continue
-        stratum, offset, leap = int(fields[2]), float(fields[4]), fields[13]
-        if leap == "Not synchronised":
-            yield name, fail("not synchronised", fix=fix)
-        elif stratum > seen.limits["stratum"]:
-            yield name, warn(f"stratum {stratum}", expected=f"at most {seen.limits['stratum']:g}", fix=fix)
-        elif abs(offset) * 1e3 > seen.limits["offset_ms"]:
-            fix = "wait until chrony has caught up, or before a training: chronyc makestep"
-            observed = f"{span(offset)} off {fields[1] or 'its clock'}"
-            yield name, warn(observed, expected=f"below {seen.limits['offset_ms']:g} ms", fix=fix)
-        else:
-            yield name, ok(f"stratum {stratum}, {span(abs(offset))} off")
+    fields = answer.out.strip().split(",")
+    if len(fields) != 14 or not fields[2].isdecimal() or not re.fullmatch(r"-?\d+\.\d+", fields[4]):
+        observed = answer.out.strip() or answer.err or "no answer"
+        return unknown(f"chronyc: {observed[:120]}", fix="systemctl enable --now chrony")
+    stratum, offset, leap = int(fields[2]), float(fields[4]), fields[13]
+    if leap == "Not synchronised":
+        return fail("not synchronised", fix=fix)
+    if stratum > seen.limits["stratum"]:
+        return warn(f"stratum {stratum}", expected=f"at most {seen.limits['stratum']:g}", fix=fix)
+    if abs(offset) * 1e3 > seen.limits["offset_ms"]:
+        fix = "wait until chrony has caught up, or before a training: chronyc makestep"
+        observed = f"{span(offset)} off {fields[1] or 'its clock'}"
+        return warn(observed, expected=f"below {seen.limits['offset_ms']:g} ms", fix=fix)
+    return ok(f"stratum {stratum}, {span(abs(offset))} off")
 
 
 def _future_probe(seen: Plan) -> str:
@@ -143,3 +140,56 @@ def future(node: str, answer: Answer, limits: Mapping[str, float]) -> Judgement:
         fix = f"date on {node}; set it (chronyc makestep), and hwclock --systohc"
         return warn(observed, fix=fix)
     return ok(f"the latest of {len(times)} folders is {_age(-ahead) if ahead < 0 else '0 s'} old")
+
+
+_OWN_CLOCK = "7F7F0101"
+_STATES = {"x": "disagrees with the others", "?": "does not answer", "~": "is too variable"}
+
+
+def _read_sources(answer: Answer) -> tuple[str, tuple[tuple[str, str], ...]] | None:
+    """The reference, and state and address of every source."""
+    tracking, mark, listed = answer.out.partition("sources\n")
+    fields = tracking.strip().split(",")
+    if not mark or len(fields) != 14:
+        return None
+    rows = [line.split(",") for line in listed.splitlines()]
+    return fields[0], tuple((row[1], row[2]) for row in rows if len(row) >= 10)
+
+
+@each_node(
+    "clock.sources",
+    "chrony's servers answer, and all nodes follow the same clock",
+    probe="chronyc -c -n tracking 2>&1; echo sources; chronyc -c -n sources 2>&1",
+    tool="chronyc",
+    why="Nodes that follow different clocks, or their own, drift apart although each calls itself synchronised.",
+)
+def sources(answers: Answers) -> Judgements:
+    """WARN where no server is followed; of several nodes that follow their own clock only one may.
+
+    ``chronyc -c -n sources``: a line for each, of which the second field is its state (``*`` followed, ``+`` combined,
+    ``-`` not combined, ``?`` unreachable, ``x`` false, ``~`` too variable) and the third its address (chronyc(1)).
+    A chronyd that follows its own clock has the reference 7F7F0101.
+    """
+    read = {name: _read_sources(answer) for name, answer in answers.items()}
+    own = [name for name, found in read.items() if found and found[0] == _OWN_CLOCK]
+    fix = (
+        "services: chrony: {} in the inventory makes the first node the clock; or chronyc -n sources, and UDP port 123"
+    )
+    for name, found in read.items():
+        if found is None:
+            observed = next(iter(answers[name].lines), answers[name].err) or "no answer"
+            yield name, unknown(f"chronyc: {observed[:120]}", fix="systemctl enable --now chrony")
+            continue
+        reference, sources = found
+        followed = [address for state, address in sources if state == "*"]
+        bad = [f"{address} {_STATES[state]}" for state, address in sources if state in _STATES]
+        if followed:
+            yield name, ok(f"follows {followed[0]}" + (f"; {', '.join(bad)}" if bad else ""))
+        elif reference == _OWN_CLOCK and own[0] == name:
+            yield name, ok("serves its own clock")
+        elif reference == _OWN_CLOCK:
+            observed = f"follows its own clock, as {own[0]} does" + (f": {', '.join(bad)}" if bad else "")
+            yield name, warn(observed, fix=fix)
+        else:
+            observed = ", ".join(bad) or ("no server is followed yet" if sources else "has no server")
+            yield name, warn(observed, fix=fix)

@@ -1,4 +1,4 @@
-"""Processors: the simple checks."""
+"""Processors: the checks."""
 
 import re
 from collections import Counter

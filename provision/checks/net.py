@@ -244,23 +244,20 @@ def _bad(name: str, counts: list[int], limits: Mapping[str, float]) -> str:
     limits={"waiting": 128, "waiting_per_node": 16},
     why="All ranks connect to rank 0 at once; what finds no room is tried again after seconds, or refused.",
 )
-def backlog(seen: Plan, answers: Answers) -> Judgements:
+def backlog(seen: Plan, answer: Answer) -> Judgement:
     """WARN where less than 16 connections a node, and at least ``waiting``, can wait.
 
     net.core.somaxconn bounds how many connections wait to be accepted: 4096 since Linux 5.4, 128 before (listen(2)).
     """
     need = max(seen.limits["waiting"], seen.limits["waiting_per_node"] * len(seen.nodes))
-    for name, answer in answers.items():
-        if len(answer.lines) != 2 or not all(line.isdecimal() for line in answer.lines):
-            yield name, unknown("net.core.somaxconn cannot be read")
-            continue
-        waiting, half = (int(line) for line in answer.lines)
-        if min(waiting, half) < need:
-            low = "net.core.somaxconn" if waiting <= half else "net.ipv4.tcp_max_syn_backlog"
-            fix = f"sysctl -w {low}=4096, and in /etc/sysctl.d"
-            yield name, warn(f"{low} is {min(waiting, half)}", expected=f"at least {need:g}", fix=fix)
-        else:
-            yield name, ok(f"somaxconn {waiting}, tcp_max_syn_backlog {half}")
+    if len(answer.lines) != 2 or not all(line.isdecimal() for line in answer.lines):
+        return unknown("net.core.somaxconn cannot be read")
+    waiting, half = (int(line) for line in answer.lines)
+    if min(waiting, half) < need:
+        low = "net.core.somaxconn" if waiting <= half else "net.ipv4.tcp_max_syn_backlog"
+        fix = f"sysctl -w {low}=4096, and in /etc/sysctl.d"
+        return warn(f"{low} is {min(waiting, half)}", expected=f"at least {need:g}", fix=fix)
+    return ok(f"somaxconn {waiting}, tcp_max_syn_backlog {half}")
 
 
 @each_node(

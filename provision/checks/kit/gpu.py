@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from provision.checks import Answer, Answers, Check, Judgement, Judgements, Plan, call, not_here, unknown
-from provision.checks.kit.compare import odd
+from provision.checks.kit.declare import odd
 from provision.model import Verdict
 
 # Every NVIDIA device on the PCI bus, from sysfs and without starting a program: address, class, driver, link width. One

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from provision.checks import Answers, Check, Judgement, Judgements, Plan, call, not_here, ok, unknown
-from provision.checks.kit.compare import majority
+from provision.checks.kit.declare import majority
 from provision.model import Verdict
 
 T = TypeVar("T", bound=Hashable)
@@ -425,3 +425,33 @@ def error_counters(check: str, title: str, *, counters: Sequence[str], limit: tu
 
 def _about(function: Callable[..., Any]) -> str:
     return (function.__doc__ or "").partition("\n")[2]
+
+
+# What decides about GPUDirect RDMA: the ports, the peer memory modules, the driver and the kernel.
+GPUDIRECT = (
+    PORTS
+    + """\
+for module in nvidia_peermem nv_peer_mem; do [ ! -d "/sys/module/$module" ] || echo "@module $module"; done
+for file in /sys/kernel/mm/memory_peers/*; do [ ! -d "$file" ] || echo "@peer ${file##*/}"; done
+echo "@driver $(head -n 1 /proc/driver/nvidia/version 2>/dev/null)"
+echo "@kernel $(uname -r)"
+"""
+)
+
+
+def driver(out: str) -> str:
+    """The first line of /proc/driver/nvidia/version, "" without a driver."""
+    return next((" ".join(words) for words, _ in sections(out, "driver")), "")
+
+
+def peer_modules(out: str) -> tuple[str, ...]:
+    """The peer memory modules that are loaded."""
+    return tuple(module for (module,), _ in sections(out, "module", words=1))
+
+
+def dma_buf(out: str) -> bool:
+    """Whether driver and kernel lend the GPU's memory as dma-buf."""
+    release = next((words[0] for words, _ in sections(out, "kernel") if words), "")
+    found = re.match(r"(\d+)\.(\d+)", release)
+    kernel = (int(found[1]), int(found[2])) if found else (0, 0)
+    return "Open Kernel Module" in driver(out) and kernel >= (5, 12)
