@@ -271,10 +271,6 @@ echo looked
 _YES = frozenset({"1", "yes", "y", "true", "t", "on"})  # systemd.syntax(7)
 
 
-def _logind_files(answer: Answer) -> list[str]:
-    return [line.removeprefix("file ") for line in answer.lines if line.startswith("file ")]
-
-
 def _logind_values(answer: Answer) -> list[tuple[str, str]]:
     """Every setting with its file, in the order in which logind reads them."""
     found: dict[str, tuple[str, str]] = {}
@@ -306,7 +302,7 @@ def logout(answer: Answer) -> Judgement:
     values = _logind_values(answer)
     where, value = values[-1] if values else ("", "no")
     if value.lower() not in _YES:
-        return ok("logind kills nothing" if _logind_files(answer) else "no logind")
+        return ok("logind kills nothing" if any(line.startswith("file ") for line in answer.lines) else "no logind")
     if "uid 0" in answer.lines:
         return ok("logind kills users' processes, but none of root")
     fix = f"KillUserProcesses=no in {where}, then systemctl restart systemd-logind between two runs"

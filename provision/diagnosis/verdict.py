@@ -80,7 +80,9 @@ def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
         return Verdict(None, (), found, node=node, rank=rank, last=texts, reason=reason, by_file=by_file, place=place)
     same = [sign for sign in found if sign.cause is first.cause and sign is not first]
     same = [sign for sign in same if sign.node != first.node or sign.rank is not None]  # the launcher repeats it
-    also = tuple(sign for sign in same if _near(sign, first) and not (by_file and sign.node != first.node))
+    also = tuple(
+        sign for sign in same if abs(_when(sign) - _when(first)) <= CLOSE and not (by_file and sign.node != first.node)
+    )
     echoes = tuple(
         sign
         for sign in found
@@ -141,10 +143,6 @@ def _when(sign: Sign) -> float:
     return sign.time if sign.time is not None else 0.0
 
 
-def _near(one: Sign, other: Sign) -> bool:
-    return abs(_when(one) - _when(other)) <= CLOSE
-
-
 def _weight(sign: Sign, places: dict[str, int]) -> tuple[int, int, int, int, int]:
     """The sort key: the strongest explanation first, then the lowest rank."""
     rank = sign.rank if sign.rank is not None else _NO_RANK
@@ -185,12 +183,12 @@ def _whose(found: Sequence[Sign], evidence: Evidence) -> tuple[str, int | None]:
         named = [sign for sign in found if sign.rank is not None and "local_rank" in sign.captured]
         sign = (named or list(found))[0]
         return sign.node, sign.rank
-    failed = [record for record in evidence.records if _has_failed(record)]
+    failed = [
+        record
+        for record in evidence.records
+        if any(event.get("event") == "exit" and event.get("rc") != 0 for event in record.events)
+    ]
     return (failed or list(evidence.records))[0].node if evidence.records else "", None
-
-
-def _has_failed(record: Record) -> bool:
-    return any(event.get("event") == "exit" and event.get("rc") != 0 for event in record.events)
 
 
 def _last(record: Record, rank: int | None) -> tuple[Line, ...]:

@@ -204,14 +204,14 @@ def overview_text(
     lines += line("also as", *(old for old, new in manifest.relocations[:-1] if not new))
     lines += line("notices", *manifest.notices)
     if prefix:
-        lines += ["", "files that contain the prefix", *_all_marked(manifest.marked)]
+        lines += [
+            "",
+            "files that contain the prefix",
+            *columns((" ".join(sorted({mark.kind for mark in entry.marks})), entry.path) for entry in manifest.marked),
+        ]
     if files:
         lines += ["", "files", *_all_files(manifest.files)]
     return "\n".join(lines)
-
-
-def _all_marked(entries: Sequence[Entry]) -> list[str]:
-    return columns((" ".join(sorted({mark.kind for mark in entry.marks})), entry.path) for entry in entries)
 
 
 def _all_files(entries: Sequence[Entry]) -> list[str]:

@@ -142,7 +142,11 @@ def _reserve(options: Options, token: str, hostnames: Sequence[str]) -> State:
     directory, storage = options.directory.absolute(), options.storage
     with locked():
         others = load_all()
-        name = options.name or _free_name({other.name for other in others})
+        name = options.name or next(
+            name
+            for name in ("sandbox", *(f"sandbox-{number}" for number in range(2, 1000)))
+            if name not in {other.name for other in others}
+        )
         if name in {other.name for other in others}:
             raise UsageError(f"sandbox {name} already exists", hint=f"clusterctl sandbox down {name}")
         for other in others:
@@ -233,7 +237,3 @@ def _hostnames(nodes: int | Sequence[str]) -> list[str]:
     if wrong or len(set(nodes)) < len(nodes):
         raise UsageError(f"{wrong[0]!r} is not a valid host name" if wrong else "two nodes have the same name")
     return list(nodes)
-
-
-def _free_name(used: set[str]) -> str:
-    return next(each for each in ("sandbox", *(f"sandbox-{n}" for n in range(2, 1000))) if each not in used)

@@ -80,7 +80,9 @@ def contents(python: Interpreter) -> Contents:
         python.target: Item(python.program, executable=True),
         **{f"{python.home}/{name}": Item(path, os.access(path, os.X_OK)) for name, path in _stdlib(python)},
         **{f"{PACKAGES}/{name}": Item(path) for name, path in _packages()},
-        f"{PACKAGES}/{_NAME}-{provision.__version__}.dist-info/METADATA": Item(_metadata()),
+        f"{PACKAGES}/{_NAME}-{provision.__version__}.dist-info/METADATA": Item(
+            (distributions.find_distribution(_NAME).read_text("METADATA") or "").encode()
+        ),
         f"{python.home}/sitecustomize.py": Item(_templates() / "tool/sitecustomize.py"),
     }
     modules = {item.source for item in items.values() if isinstance(item.source, Path) and ".so" in item.source.name}
@@ -158,10 +160,6 @@ def _templates() -> Path:
     ours = Path(provision.__file__).parent
     inside = ours / "templates"
     return inside if inside.is_dir() else ours.parent / "templates"
-
-
-def _metadata() -> bytes:
-    return (distributions.find_distribution(_NAME).read_text("METADATA") or "").encode()
 
 
 def _compile_items(items: dict[str, Item]) -> dict[str, Item]:

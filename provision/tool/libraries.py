@@ -182,7 +182,11 @@ def _dynamic(read: Read) -> Dynamic | None:
     if _STRINGS not in values:
         return Dynamic(loader=loader)
     address = values[_STRINGS]  # as the process sees it
-    (place,) = [at + address - start for kind, at, start, length in segments if _covers(kind, start, length, address)]
+    (place,) = [
+        at + address - start
+        for kind, at, start, length in segments
+        if kind == _LOAD and start <= address < start + length
+    ]
     strings = read(place, values[_STRINGS_SIZE])
 
     def texts(wanted: int) -> list[str]:
@@ -192,10 +196,6 @@ def _dynamic(read: Read) -> Dynamic | None:
         return tuple(folder for text in texts(wanted) for folder in text.split(":") if folder)
 
     return Dynamic(tuple(texts(_NEEDED)), folders(_RPATH), folders(_RUNPATH), loader)
-
-
-def _covers(kind: int, start: int, length: int, address: int) -> bool:
-    return kind == _LOAD and start <= address < start + length
 
 
 def _text(data: bytes, at: int) -> str:

@@ -56,7 +56,10 @@ def odd(
     settled = _has_majority(found, len(values))
     noun = f"{noun} " if noun else ""
     if not settled:
-        observed = "; ".join(f"{fold(names)} {_have(names)} {noun}{show(value)}" for value, names in found.items())
+        observed = "; ".join(
+            f"{fold(names)} {'has' if len(names) == 1 else 'have'} {noun}{show(value)}"
+            for value, names in found.items()
+        )
         for name in values:
             yield name, Judgement(verdict, observed, expected, fix)
         return
@@ -90,10 +93,6 @@ def close(values: Mapping[str, float], share: float) -> dict[str, float]:
 def _has_majority(found: Mapping[T, tuple[str, ...]], nodes: int) -> bool:
     """Whether the first of the groups is a majority."""
     return len(found) <= 1 or (nodes >= 3 and 2 * len(next(iter(found.values()))) > nodes)
-
-
-def _have(names: tuple[str, ...]) -> str:
-    return "has" if len(names) == 1 else "have"
 
 
 def equal(

@@ -206,12 +206,6 @@ def open_source(source: Source) -> Iterator[int]:
         os.close(descriptor)
 
 
-def read_source(source: Source) -> bytes:
-    """Read a whole file; errors as for ``open_source``."""
-    with open_source(source) as descriptor:
-        return read_at(descriptor, 0, source.size, source)
-
-
 def read_into(view: memoryview, source: Source) -> None:
     """Read a whole file into ``view``, which has its size; errors as for ``open_source``."""
     descriptor = _open(source)  # not ``open_source``: a generator for each of many small files takes time
