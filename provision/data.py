@@ -187,6 +187,8 @@ def _read(one: Source, offset: int, size: int) -> Iterator[bytes]:
             yield files.read_at(descriptor, at, min(_BLOCK, offset + size - at), one)
 
 
+# --- the comparison with a node's files -----------------------------------------------------------
+
 Kind = Literal["file", "dir", "link", "other"]
 
 _KINDS: dict[int, Kind] = {stat.S_IFREG: "file", stat.S_IFDIR: "dir", stat.S_IFLNK: "link"}
@@ -405,6 +407,9 @@ def _same(one: Source, thing: NodeFile | None) -> bool:
     if one.type == "link":
         return thing.target == one.target
     return (thing.mode, thing.size, thing.mtime) == (one.mode, one.size, one.mtime)
+
+
+# --- the scripts and their input ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

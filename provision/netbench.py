@@ -1,4 +1,7 @@
-"""Evaluates a network measurement: bandwidths, failed ranks, slow nodes and links, and the best settings. Pure."""
+"""Evaluates a network measurement: bandwidths, failed ranks, slow nodes and links, and the best settings. Pure.
+
+``trainer/network`` measures and documents its events.
+"""
 
 from __future__ import annotations
 
@@ -128,6 +131,8 @@ def _size(word: str, text: str) -> int:
     return size
 
 
+# --- events ---------------------------------------------------------------------------------------
+
 _LINE = 4 << 20  # characters: a row holds the time of every iteration
 _LARGEST_NUMBER = 1 << 53
 
@@ -211,6 +216,8 @@ def failed_stage(events: Sequence[Mapping[str, Any]], world: int) -> str:
     missing = sorted(set(range(world)) - seen["met"])
     return f"rank {', '.join(map(str, missing))} did not reach rank 0's port"
 
+
+# --- pairs of nodes -------------------------------------------------------------------------------
 
 SLOW = 0.75  # of a typical node's rate with its best partner: a pair below it is slow
 PAIR_SIZE = 64 << 20  # bytes at most in each direction: enough that the start of a transfer does not matter
@@ -325,6 +332,10 @@ def _hub(bad: Sequence[Pair], pairs_of: Mapping[str, Mapping[str, float]]) -> st
     return None
 
 
+# --- NCCL's socket settings -----------------------------------------------------------------------
+
+# NCCL's documentation (Environment Variables: NCCL_SOCKET_NTHREADS, NCCL_NSOCKS_PERTHREAD) allows 16 threads, and 64
+# sockets in all for a connection. NCCL_MIN_NCHANNELS is the least number of rings; each has its own connections.
 THREADS = "NCCL_SOCKET_NTHREADS"
 SOCKETS = "NCCL_NSOCKS_PERTHREAD"
 CHANNELS = "NCCL_MIN_NCHANNELS"

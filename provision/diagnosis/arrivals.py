@@ -3,7 +3,11 @@
 torch's watchdog numbers the collectives of a process group. A waiting rank prints the number at which it waits, and the
 last number that it enqueued. The other ranks print their last number too, on a signal of the waiting rank (``Received a
 dump signal``). A rank whose last enqueued number is lower did not arrive. With TORCH_NCCL_DESYNC_DEBUG=1 torch names
-such ranks itself. A dump of torch's flight recorder, with a rank's last collectives, has the same numbers.
+such ranks itself.
+
+A dump of torch's flight recorder has a rank's last collectives. It is a pickle (``nccl_trace_rank_N``) or JSON. A
+pickle may contain only plain values: classes and functions are refused, so that a dump from an unknown source runs no
+code.
 """
 
 from __future__ import annotations
@@ -116,6 +120,8 @@ def name_ranks(ranks: Iterable[int]) -> str:
     word = "rank" if len(rows) == 1 and len(rows[0]) == 1 else "ranks"
     return f"{word} {' and '.join([', '.join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)}"
 
+
+# --- dumps of the flight recorder -----------------------------------------------------------------
 
 _PICKLE = b"\x80"
 

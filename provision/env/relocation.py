@@ -1,6 +1,9 @@
-"""Find source paths in an environment's files, and rewrite the files for a new prefix. Pure: bytes in, bytes out.
+"""Find source paths in the bytes of files, and rewrite them for a new prefix. Pure: bytes in, bytes out.
 
-Text, scripts, binaries and lists of hashes each have their own rules.
+Text, scripts, binaries and lists of hashes are rewritten differently. Only a whole path matches: ``/opt/env2``,
+``/opt/env.old`` and ``/data/opt/env`` are not ``/opt/env``, but ``-I/opt/env/include`` and ``file:///opt/env`` contain
+it. One search finds all sources, the longest first: an environment inside a checkout does not count as part of the
+checkout.
 """
 
 from __future__ import annotations
@@ -357,6 +360,8 @@ def _update_conda_meta(data: bytes, rewritten: Mapping[str, Entry]) -> bytes:
         return data  # not a package's file; conda ignores it too
     return json.dumps(package, indent=2, sort_keys=True).encode() if changed else data
 
+
+# --- a bundle's files -----------------------------------------------------------------------------
 
 # Characters that need no escaping anywhere: shebangs, sh words with and without quotes, Python strings. A space only
 # breaks an unquoted word; the excluded characters have a meaning in a shell, or end an entry of PATH.

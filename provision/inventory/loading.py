@@ -1,4 +1,7 @@
-"""Loads ``inventory.yaml`` into an ``Inventory``. Reports all mistakes at once, each with its path and line."""
+"""Loads ``inventory.yaml`` into an ``Inventory``. Reports all mistakes at once, each with its path and line.
+
+``inventory.example.yaml`` shows every key, ``docs/inventory.md`` explains them.
+"""
 
 from __future__ import annotations
 

@@ -144,6 +144,8 @@ def _from_proc(trie: Sequence[str], routes: Sequence[str]) -> Iterator[tuple[str
             yield name, IPv4Interface((address, network.prefixlen))
 
 
+# --- the choice -----------------------------------------------------------------------------------
+
 # Interfaces that reach no other node: containers, virtual machines, tunnels and service processors.
 _INWARD = re.compile(
     r"lo\d*|(docker|br-|virbr|veth|vnet|vmnet|vboxnet|cni|flannel|cali|kube|weave|cilium|lxc|lxd|podman|tun|tap"

@@ -1,4 +1,8 @@
-"""Sets of nodes as text: ``gpu[01-04],@storage,!gpu03``, ``gpu*``, ``@rack1&@a800``. Selects the nodes of a command."""
+"""Sets of nodes as text, and the nodes of a command: ``gpu[01-04],@storage,!gpu03``, ``gpu*``, ``@rack1&@a800``.
+
+The operators are ClusterShell's, from left to right: ``,`` is union, ``!`` difference, ``&`` intersection. Unlike
+in ClusterShell's NodeSet, the size of a range is limited (``names.MAX_NODES``).
+"""
 
 from __future__ import annotations
 

@@ -127,6 +127,8 @@ def _range(first: str, last: str) -> str:
     return "".join(a if a == b else f"[{a}-{b}]" for a, b in zip(parts, ends, strict=True))
 
 
+# --- edits of train.env ---------------------------------------------------------------------------
+
 _TYPED = frozenset({"services", "checks"})  # as loading.py reads it
 _PLAIN = re.compile(r"[A-Za-z0-9_/][A-Za-z0-9_./-]*")
 _WORDS = {"true", "false", "yes", "no", "on", "off", "null", "y", "n"}  # YAML reads them as something else

@@ -1,4 +1,8 @@
-"""Packages of Debian and Ubuntu: an apt with separate folders and settings resolves and fetches them."""
+"""Packages of Debian and Ubuntu: an apt with separate folders and settings resolves and fetches them.
+
+It needs ``apt-get`` of any release, and no root. It changes nothing on the machine, and uses only the network settings
+of the machine's own apt. deb822(5) describes the index of a bundle, ``Packages`` and ``Release``.
+"""
 
 from __future__ import annotations
 
@@ -302,6 +306,8 @@ def mirrors(
     return Mirrors(first, second, keyring or Path(known.keyring))
 
 
+# --- apt's output ---------------------------------------------------------------------------------
+
 # Inst chrony (4.3-2+deb12u3 Debian:12.15/oldstable [amd64])
 # Inst libc6 [2.36-9] (2.36-9+deb12u14 Debian:12.15/oldstable [amd64]) []
 _INST = re.compile(
@@ -382,6 +388,8 @@ def _trouble(text: str) -> str:
     lines: Sequence[str] = [line for line in text.splitlines() if line.startswith(("E:", "W:"))]
     return "; ".join(line[3:] for line in lines[:3]) or text.strip()[-300:] or "no message"
 
+
+# --- the index of packages ------------------------------------------------------------------------
 
 FOLDER = "debs"
 

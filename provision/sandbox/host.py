@@ -174,6 +174,8 @@ def _handlers(handler: _Handler) -> Iterator[None]:
             signal.signal(each, old)
 
 
+# --- what a sandbox needs -------------------------------------------------------------------------
+
 # Program to Debian package. util-linux, mount and coreutils are on every Debian, but may be missing in containers.
 _ALWAYS = {
     "ip": "iproute2",

@@ -98,6 +98,8 @@ def _deb822(text: str) -> Iterator[AptSource]:
                 yield AptSource(uri, tuple(fields.get("suites", ())))
 
 
+# --- the root -------------------------------------------------------------------------------------
+
 STAGE = "rootfs"
 # debootstrap's minbase has tar, gzip, coreutils, perl-base and util-linux; no Python, zstd or rsync.
 _PACKAGES = ("openssh-client", "openssh-server")

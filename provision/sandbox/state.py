@@ -166,6 +166,8 @@ def _parse(path: Path, data: dict[str, Any]) -> State:
         raise ClusterctlError(f"{path} is damaged: {error!r}", hint=f"inspect it, then remove {path}") from error
 
 
+# --- the files in the user's folder ---------------------------------------------------------------
+
 INVENTORY = "inventory.yaml"
 KNOWN_HOSTS = "known_hosts"
 KEY = "id_ed25519"

@@ -1,4 +1,14 @@
-"""The files of the tool: the interpreter, the standard library, the packages and the shared libraries."""
+"""The files of the tool: the interpreter, the standard library, the packages and the shared libraries.
+
+::
+
+    clusterctl               the command: checks the machine, starts ./python
+    python                   Python with its libraries; what sys.executable names
+    bin/pythonX.Y            the interpreter
+    lib/pythonX.Y/           its standard library (lib64 on some distributions), and our sitecustomize.py
+    lib/clusterctl/          shared libraries that are not glibc's own
+    packages/                provision, trainer and the distributions they need
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """Write the tool: one file with a script and an archive.
 
-The archive is a tar of plain files, compressed with gzip, which most machines have.
+The archive is a tar of plain files, compressed with gzip, which most machines have. Equal files give equal bytes:
+times, owners and modes are fixed. The compressed stream is a sequence of gzip members (RFC 1952, 2.2), compressed on
+all processors; ``gzip -d`` and busybox join them. ``strip_symbols`` removes symbols from ELF files where there is no
+``strip``.
 """
 
 from __future__ import annotations
@@ -151,6 +154,8 @@ def _strip_elf(data: bytes) -> bytes:
     struct.pack_into(order + "HH", head, 60, kept + 1, kept)
     return bytes(head) + text.ljust(place - end, b"\0") + rows
 
+
+# --- the tool -------------------------------------------------------------------------------------
 
 _UNKNOWN = "0" * 64  # the checksum's placeholder
 _MANY = 10**12  # bytes: the largest number in the script

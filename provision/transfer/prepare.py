@@ -1,4 +1,9 @@
-"""Prepares nodes for a stream: surveys them, installs receiver and zstd, tests their logins, and forms chains."""
+"""Prepares nodes for a stream: surveys them, installs receiver and zstd, tests their logins, and forms chains.
+
+zstd for nodes that lack it is this machine's own ``zstd`` with its dynamic loader and its libraries, so the node's
+libraries do not matter. It is in the transfer's folder and is deleted with it. A node uses it only after it has
+decompressed a sample.
+"""
 
 from __future__ import annotations
 
@@ -262,6 +267,8 @@ def hops(chains: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
     """Every pair of neighbours in the chains."""
     return [pair for chain in chains for pair in itertools.pairwise(chain)]
 
+
+# --- zstd for nodes that lack it ------------------------------------------------------------------
 
 BRING_FROM = 64 << 20  # unpacked bytes that a node lacks; for fewer, zstd's own 2 MB are not worth it
 _SAMPLE = "zstd works"

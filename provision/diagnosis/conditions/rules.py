@@ -105,6 +105,9 @@ def rates(samples: Iterable[Event]) -> Iterator[tuple[str, list[float]]]:
     yield from found.items()
 
 
+# --- statistics -----------------------------------------------------------------------------------
+
+
 def rolling(values: Sequence[float], width: int) -> list[float]:
     """The median of every window of ``width`` values."""
     return [median(values[start : start + width]) for start in range(len(values) - width + 1)]

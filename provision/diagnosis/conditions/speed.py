@@ -1,4 +1,8 @@
-"""The run's speed compared with earlier steps, how busy the GPUs are and why, and what is about to run out."""
+"""The run's speed, how busy the GPUs are and what they wait for, and what is about to run out.
+
+nvidia-smi's "use" is the share of time in which any kernel ran, including NCCL's waiting kernels. So low use means
+idle, but high use proves nothing (https://docs.nvidia.com/deploy/nvml-api/structnvmlUtilization__t.html).
+"""
 
 from __future__ import annotations
 
@@ -109,6 +113,8 @@ RULES = (
     ),
 )
 
+
+# --- the GPUs -------------------------------------------------------------------------------------
 
 _SAMPLES = Limit(6, "samples, one every 10 s: a minute of training")
 _BUSY = Limit(80, "per cent: a training that keeps its GPUs fed is above 90")

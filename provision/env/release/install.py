@@ -1,4 +1,21 @@
-"""Install a release on a node: the files that it receives or derives from another release, and the steps. Pure."""
+"""Install a release on a node: the files that it receives or derives from another release, and the steps. Pure.
+
+A part is a chunk, a range of a large file, or the last files, which contain the new prefix. A part of a chunk has the
+chunk's members, then files near them in path order that turned out not to need rewriting, and the list by which a later
+deploy recognises and checks all of them. It does not contain the prefix: a node that has the part in any release links
+it from there. The lists are for ``sha256sum -c``.
+
+Two releases in one root have paths of equal length, and their rewritten files differ only in the release's name and in
+the hashes of rewritten files in RECORD and conda-meta. A node derives nearly all of them by replacing texts of equal
+length in a tar stream of the older files. Each derived file's digest is checked; files that differ are sent.
+
+``conda activate NAME`` works on nodes with conda, mamba or micromamba. Conda looks for a name in ``~/.conda/envs`` (and
+in its own ``envs`` folder, which may be another user's); mamba and micromamba look in theirs. A symlink there leads to
+the inventory's prefix, which leads to the current release: the name stays right after every deploy and rollback. The
+prefix is also listed in ``~/.conda/environments.txt``, like environments that conda creates. Source: conda 26.7,
+``base/context.py`` (``envs_dirs``) and ``core/envs_manager.py``; mamba 2, ``libmamba/src/api/configuration.cpp``
+(``envs_dirs_hook``).
+"""
 
 from __future__ import annotations
 
@@ -329,6 +346,8 @@ def _replace_words(data: bytes, pairs: tuple[tuple[bytes, bytes], ...]) -> bytes
         data = data.replace(old, new)
     return data
 
+
+# --- the steps ------------------------------------------------------------------------------------
 
 COMPILED = ".clusterctl/files/compiled"  # the list of files that the node compiled
 

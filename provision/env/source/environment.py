@@ -141,6 +141,8 @@ def _expand_user(path: str) -> str:
     return os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser raises for an unknown user
 
 
+# --- packages, and the package of each file -------------------------------------------------------
+
 _METADATA = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)\.(?:dist-info|egg-info)\Z")
 _SITE = re.compile(r"(lib/python[^/]+/site-packages)(?:/|\Z)")
 
@@ -272,6 +274,8 @@ def _folder_of(path: str) -> str:
     depth = 4 if _SITE.match(path) else 2 if parts[0] in ("src", "lib") else 1
     return "/".join(parts[:-1][:depth]) + "/"
 
+
+# --- facts for the manifest -----------------------------------------------------------------------
 
 _CUDA = re.compile(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", re.MULTILINE)
 _PYTHON = re.compile(r"lib/python(\d+\.\d+)/")

@@ -119,6 +119,8 @@ def _list_folder(folder: Path) -> list[Path]:
         return []
 
 
+# --- INI ------------------------------------------------------------------------------------------
+
 _SECTION = re.compile(r"\[(?P<group>[^\[\]:]+)(?::(?P<kind>[^\[\]]*))?\]\s*([#;].*)?")
 IPV6 = re.compile(r"\[(?P<host>[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\](?::(?P<port>[0-9]+))?")
 _WITH_PORT = re.compile(r"(?P<host>[^:\[\]]*(?:\[[^\]]*\][^:\[\]]*)*):(?P<port>[0-9]+)")
@@ -190,6 +192,9 @@ def _ini_value(text: str) -> str:
         if isinstance(literal, str):
             return literal
     return text
+
+
+# --- YAML -----------------------------------------------------------------------------------------
 
 
 def parse_yaml(text: str) -> Parsed:
@@ -282,6 +287,9 @@ def _mapping(parsed: Parsed, document: Document, values: Any, place: tuple[str, 
         return values
     parsed.problems.append((document.lines.get(place, 0), f"{'.'.join(place)} must be a mapping"))
     return {}
+
+
+# --- JSON -----------------------------------------------------------------------------------------
 
 
 def is_listing(text: str) -> bool:
