@@ -461,7 +461,7 @@ class PushTarget:
 
 
 def compare_script(target: PushTarget, token: str) -> str:
-    """The read-only script that lists which of the wanted paths exist on a node; its input is ``paths``."""
+    """The read-only script that lists which of the wanted paths exist on a node; its input is ``compare_input``."""
     return render(
         "push/compare.sh.j2",
         token=token,
@@ -473,7 +473,7 @@ def compare_script(target: PushTarget, token: str) -> str:
 
 
 def compare_input(tree: Tree) -> bytes:
-    """The input of ``compare``: the paths, each followed by a NUL."""
+    """The input of ``compare_script``: the paths, each followed by a NUL."""
     wanted = (one.path for one in tree.found if one.path)
     return b"".join(os.fsencode(path) + b"\0" for path in (".", *wanted))
 
@@ -495,12 +495,12 @@ def close_script(target: PushTarget) -> str:
 
 
 def begin_script(target: PushTarget) -> str:
-    """The script that prepares a transfer, or continues an interrupted one; its input is ``expected``."""
+    """The script that prepares a transfer, or continues an interrupted one; its input is ``begin_input``."""
     return render("push/begin.sh.j2", staging=target.staging, transfer=target.transfer, into=target.into)
 
 
 def begin_input(pushed: Pushed, keys: Iterable[str]) -> bytes:
-    """The input of ``begin``: the files for this node's staging folder, and keys of parts that only others need."""
+    """The input of ``begin_script``: files for this node's staging folder, and keys of parts that only others need."""
     own = {part.key for part in pushed.parts}
     lines = [f"want {name}\n" for name in (*pushed.small, *pushed.large)]
     lines += [f"skip {key}\n" for key in keys if key not in own]
@@ -508,12 +508,12 @@ def begin_input(pushed: Pushed, keys: Iterable[str]) -> bytes:
 
 
 def place_script(target: PushTarget) -> str:
-    """The script that moves received files to the destination; its input is ``moves``."""
+    """The script that moves received files to the destination; its input is ``place_input``."""
     return render("push/place.sh.j2", staging=target.staging, into=target.into, destination=str(target.destination))
 
 
 def place_input(pushed: Pushed, folders: Iterable[tuple[str, int]]) -> bytes:
-    """The input of ``place``, in order; ``folders`` are the ones to create or change."""
+    """The input of ``place_script``, in order; ``folders`` are the ones to create or change."""
     folders = tuple(folders)
     return b"".join(escape(line) + b"\n" for line in _moves(pushed, folders))
 

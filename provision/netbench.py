@@ -349,7 +349,7 @@ _MOST_THREADS, _MOST_SOCKETS, _MOST_CHANNELS = 16, 64, 32
 
 @dataclass(frozen=True)
 class Setting:
-    """A value for each of ``NAMES``; None leaves it to NCCL."""
+    """A value for each of ``VARIABLES``; None leaves it to NCCL."""
 
     threads: int | None = None
     sockets: int | None = None

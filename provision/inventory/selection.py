@@ -169,7 +169,7 @@ def select(
     Args:
         inventory: the cluster.
         count: how many nodes to take, after ``limit`` and ``exclude``.
-        limit: the nodes to take, such as ``gpu[01-04,07]``, ``gpu*`` or ``@storage``; see ``sets``.
+        limit: the nodes to take, such as ``gpu[01-04,07]``, ``gpu*`` or ``@storage``; see the module.
         exclude: the nodes to skip.
 
     Raises:

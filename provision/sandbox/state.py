@@ -228,7 +228,7 @@ def write_files(state: State, contents: Mapping[str, str]) -> None:
 
 
 def remove_files(state: State) -> list[Path]:
-    """Removes the files of ``write`` that are unchanged.
+    """Removes the files of ``write_files`` that are unchanged.
 
     Returns:
         The changed files, which stay.
@@ -236,7 +236,7 @@ def remove_files(state: State) -> list[Path]:
     directory = Path(state.directory)
     changed_files = []
     for name, digest in state.files.items():
-        _temporary_path(state, name).unlink(missing_ok=True)  # exists if ``write`` was killed
+        _temporary_path(state, name).unlink(missing_ok=True)  # exists if ``write_files`` was killed
         path = directory / name
         if path.is_file():
             if hashlib.sha256(path.read_bytes()).hexdigest() == digest:
