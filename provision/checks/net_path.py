@@ -5,7 +5,7 @@
 
 import re
 
-from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unknown
+from provision.checks.kit import Answer, Judgement, Plan, fail, ok, unknown
 from provision.checks.kit.measures import partners
 from provision.checks.kit.network import RESOLVE
 from provision.env.text import number
@@ -39,23 +39,21 @@ echo end
 """
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(seen: Plan, node: str, answer: Answer) -> Judgement:
     """FAIL where packets of that size are lost; UNKNOWN where ping cannot send them (busybox has no -M)."""
     names = {node.train_address: node.name for node in seen.nodes}
-    for name, answer in answers.items():
-        found = [match for line in answer.lines if (match := re.match(r"path (\S+) (\S+) (\d+) (\d+) ?(.*)", line))]
-        failures = [match for match in found if match[4] != "0"]
-        unable = [match for match in failures if not re.search(r"packet loss|too long|unreachable", match[5])]
-        if "no ip" in answer.lines:
-            yield name, unknown("ip is not installed", fix=f"install iproute2 on {name}")
-        elif unable:
-            yield name, unknown(f"ping: {unable[0][5][:120]}", fix=f"install iputils-ping on {name}")
-        elif failures:
-            others = [names.get(match[1], match[1]) for match in failures]
-            observed = f"packets of {failures[0][3]} bytes over {failures[0][2]} do not reach {', '.join(others)}"
-            fix = f"ip link set {failures[0][2]} mtu 1500, or jumbo frames on every switch port between them"
-            yield name, fail(observed, fix=fix)
-        elif not found and ("end" not in answer.lines or len(seen.nodes) > 1):
-            yield name, unknown(f"ping was not run: {answer.err or 'it printed nothing'}")
-        else:
-            yield name, ok(f"{found[0][3]} bytes reach {number(len(found), 'node')}" if found else "the only node")
+    found = [match for line in answer.lines if (match := re.match(r"path (\S+) (\S+) (\d+) (\d+) ?(.*)", line))]
+    failures = [match for match in found if match[4] != "0"]
+    unable = [match for match in failures if not re.search(r"packet loss|too long|unreachable", match[5])]
+    if "no ip" in answer.lines:
+        return unknown("ip is not installed", fix=f"install iproute2 on {node}")
+    if unable:
+        return unknown(f"ping: {unable[0][5][:120]}", fix=f"install iputils-ping on {node}")
+    if failures:
+        others = [names.get(match[1], match[1]) for match in failures]
+        observed = f"packets of {failures[0][3]} bytes over {failures[0][2]} do not reach {', '.join(others)}"
+        fix = f"ip link set {failures[0][2]} mtu 1500, or jumbo frames on every switch port between them"
+        return fail(observed, fix=fix)
+    if not found and ("end" not in answer.lines or len(seen.nodes) > 1):
+        return unknown(f"ping was not run: {answer.err or 'it printed nothing'}")
+    return ok(f"{found[0][3]} bytes reach {number(len(found), 'node')}" if found else "the only node")
