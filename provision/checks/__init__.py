@@ -8,13 +8,13 @@ registration. A module has the constants below; a declaration takes the same wor
     What is true of a healthy node: a few words that begin with a small letter.
 ``WHY``
     One or two sentences: what happens to a training when this is wrong.
-``PROBE`` or ``probe(seen, node)``
+``PROBE`` or ``probe(plan, node)``
     sh that prints what ``judge`` reads; a function where it depends on the inventory or the node. It runs as the
     training user with the locale C and no input. It always prints something: an empty answer means that the probe
     failed. Answers are cut at 64 KiB.
 ``judge``
-    Names the arguments it needs. With ``answer`` (and ``node``, ``seen``, ``limits``) it judges one node and returns a
-    Judgement: ``ok``, ``warn``, ``fail``, ``unknown`` or ``not_here``. With ``answers`` (and ``seen``, ``limits``) it
+    Names the arguments it needs. With ``answer`` (and ``node``, ``plan``, ``limits``) it judges one node and returns a
+    Judgement: ``ok``, ``warn``, ``fail``, ``unknown`` or ``not_here``. With ``answers`` (and ``plan``, ``limits``) it
     sees all nodes that answered and yields ``node, judgement`` for each.
 
 Optional:
@@ -173,9 +173,9 @@ class Check:
     measure: str = ""
     about: str = ""
 
-    def probe_for(self, seen: Plan, node: Node) -> str:
+    def probe_for(self, plan: Plan, node: Node) -> str:
         """The sh to run on a node."""
-        return self.probe if isinstance(self.probe, str) else call(self.probe, seen=seen, node=node)
+        return self.probe if isinstance(self.probe, str) else call(self.probe, plan=plan, node=node)
 
 
 def call(function: Callable[..., Any], **values: object) -> Any:
@@ -189,11 +189,11 @@ def judge_of(function: Callable[..., Any]) -> Callable[[Plan, Answers], Judgemen
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
     if "answer" not in names:
-        return lambda seen, answers: call(function, seen=seen, answers=answers, limits=seen.limits)
+        return lambda plan, answers: call(function, plan=plan, answers=answers, limits=plan.limits)
 
-    def judge(seen: Plan, answers: Answers) -> Judgements:
+    def judge(plan: Plan, answers: Answers) -> Judgements:
         for node, answer in answers.items():
-            yield node, call(function, seen=seen, node=node, answer=answer, limits=seen.limits)
+            yield node, call(function, plan=plan, node=node, answer=answer, limits=plan.limits)
 
     return judge
 
@@ -267,7 +267,7 @@ _OPTIONS = (
 )
 
 
-def judged(name: str, seen: Plan, answers: Answers) -> Iterator[Finding]:
+def judged(name: str, plan: Plan, answers: Answers) -> Iterator[Finding]:
     """The check's finding for every answer; UNKNOWN if its tool is missing or hung."""
     check = load(name)
     good = {}
@@ -290,7 +290,7 @@ def judged(name: str, seen: Plan, answers: Answers) -> Iterator[Finding]:
         else:
             good[node] = answer
     if good:
-        yield from (finding(name, node, judgement) for node, judgement in check.judge(seen, good))
+        yield from (finding(name, node, judgement) for node, judgement in check.judge(plan, good))
 
 
 def finding(check: str, node: str, judgement: Judgement) -> Finding:

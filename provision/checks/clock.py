@@ -81,7 +81,7 @@ def source(answer: Answer) -> Judgement:
     limits={"offset_ms": 10, "stratum": 14},  # 15 is as far as NTP counts; orphans of a site begin at 10
     why="A clock without a source drifts by seconds a day, differently on each node.",
 )
-def sync(seen: Plan, answer: Answer) -> Judgement:
+def sync(plan: Plan, answer: Answer) -> Judgement:
     """FAIL without a source, WARN for a large offset; UNKNOWN where no chronyd answers.
 
     ``chronyc -c -n tracking``: one line of comma-separated fields, of which the third is the stratum, the fifth the
@@ -96,18 +96,18 @@ def sync(seen: Plan, answer: Answer) -> Judgement:
     stratum, offset, leap = int(fields[2]), float(fields[4]), fields[13]
     if leap == "Not synchronised":
         return fail("not synchronised", fix=fix)
-    if stratum > seen.limits["stratum"]:
-        return warn(f"stratum {stratum}", expected=f"at most {seen.limits['stratum']:g}", fix=fix)
-    if abs(offset) * 1e3 > seen.limits["offset_ms"]:
+    if stratum > plan.limits["stratum"]:
+        return warn(f"stratum {stratum}", expected=f"at most {plan.limits['stratum']:g}", fix=fix)
+    if abs(offset) * 1e3 > plan.limits["offset_ms"]:
         fix = "wait until chrony has caught up, or before a training: chronyc makestep"
         observed = f"{span(offset)} off {fields[1] or 'its clock'}"
-        return warn(observed, expected=f"below {seen.limits['offset_ms']:g} ms", fix=fix)
+        return warn(observed, expected=f"below {plan.limits['offset_ms']:g} ms", fix=fix)
     return ok(f"stratum {stratum}, {span(abs(offset))} off")
 
 
-def _future_probe(seen: Plan) -> str:
+def _future_probe(plan: Plan) -> str:
     """The times of folders that are written to all the time, then the clock."""
-    root = seen.inventory.root
+    root = plan.inventory.root
     places = words(("/var/log", "/var/lib", "/run", "/etc", "/root", root, root / "releases", root / "runs"))
     return f'stat -c "%Y %n" -- {places} 2>/dev/null; echo "now $(date +%s)"'
 

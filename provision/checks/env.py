@@ -65,25 +65,25 @@ def noexec(answer: Answer) -> Judgement:
     limits={"process_gib": 8, "process_gib_least": 2},
     why="The kernel kills a rank for lack of memory (exit code -9) while all others wait for it.",
 )
-def memory(seen: Plan, node: str, answer: Answer) -> Judgement:
+def memory(plan: Plan, node: str, answer: Answer) -> Judgement:
     """Two thresholds for each process.
 
     A process for each GPU, or as many as the inventory says. torch with its CUDA context alone took 0.6 GiB (2.11,
     H200); libraries, data loaders, pinned buffers and loading a checkpoint come on top. Both thresholds are this
     program's own rules of thumb: optimizers that are offloaded to the CPU need far more.
     """
-    gpus = {each.name: each.gpus for each in seen.nodes}
+    gpus = {each.name: each.gpus for each in plan.nodes}
     facts = pairs(answer)
     free = kib(facts.get("MemAvailable"))
     if free is None or not facts.get("gpus", "").isdecimal():
         return unread(answer)
     processes = gpus.get(node) or int(facts["gpus"]) or 1
     observed = f"{human(free)} free for {processes} process{'es' if processes > 1 else ''}"
-    wanted = processes * seen.limits["process_gib"] * GIB
+    wanted = processes * plan.limits["process_gib"] * GIB
     fix = "end what holds the memory (ps -eo pid,user,rss,args --sort=-rss | head), or set gpus: to fewer"
     if free >= wanted:
         return ok(observed)
-    if free >= processes * seen.limits["process_gib_least"] * GIB:
+    if free >= processes * plan.limits["process_gib_least"] * GIB:
         return warn(observed, expected=human(wanted), fix=fix)
     return fail(observed, expected=human(wanted), fix=fix)
 
@@ -106,14 +106,14 @@ def _version(text: str) -> tuple[int, ...]:
     bundle=True,
     why="Python or a library does not start: 'version GLIBC_2.34 not found'.",
 )
-def glibc(seen: Plan, answer: Answer) -> Judgement:
+def glibc(plan: Plan, answer: Answer) -> Judgement:
     """FAIL for an older one, and for musl.
 
     The bundle's manifest holds the highest GLIBC_x.y that any of its ELF files asks for; a node's own comes from
     ``getconf GNU_LIBC_VERSION``. conda environments bring no C library of their own.
     """
-    assert seen.manifest is not None
-    wanted = seen.manifest.glibc
+    assert plan.manifest is not None
+    wanted = plan.manifest.glibc
     found = re.search(r"^(?:glibc |ldd .*\s)(\d+\.\d+)\b", answer.out, flags=re.MULTILINE)
     fix = "pack the environment on a system as old as the node's, or update the node's"
     if not wanted:
@@ -134,17 +134,17 @@ def glibc(seen: Plan, answer: Answer) -> Judgement:
     bundle=True,
     why="No program of the environment starts: 'Exec format error'.",
 )
-def platform(seen: Plan, answer: Answer) -> Judgement:
+def platform(plan: Plan, answer: Answer) -> Judgement:
     """FAIL for another platform."""
-    assert seen.manifest is not None
+    assert plan.manifest is not None
     machine = pairs(answer).get("machine")
     if not machine:
         return unread(answer)
     here = f"linux-{MACHINES.get(machine, machine)}"
-    if here == seen.manifest.platform:
+    if here == plan.manifest.platform:
         return ok(here)
     fix = f"pack the environment on a {here} machine"
-    return fail(here, expected=seen.manifest.platform, fix=fix)
+    return fail(here, expected=plan.manifest.platform, fix=fix)
 
 
 _V2 = frozenset({"cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"})
@@ -166,14 +166,14 @@ def _best(flags: list[str]) -> str:
     bundle=True,
     why="DeepSpeed's optimizer on the CPU ends with SIGILL, 'Illegal instruction', at its first step.",
 )
-def ops(seen: Plan, answer: Answer) -> Judgement:
+def ops(plan: Plan, answer: Answer) -> Judgement:
     """FAIL where instructions are missing.
 
     ``pack-env --with-ops`` builds DeepSpeed's ops for a CPU baseline and says so in the manifest's notices. The flags
     of a baseline: the x86-64 psABI, "Micro-architecture levels", by Linux's names (pni is SSE3, abm is LZCNT).
     """
-    assert seen.manifest is not None
-    baseline = next((found[1] for notice in seen.manifest.notices if (found := _NOTICE.search(notice))), "")
+    assert plan.manifest is not None
+    baseline = next((found[1] for notice in plan.manifest.notices if (found := _NOTICE.search(notice))), "")
     listed = re.search(r"^(?:flags|Features)\s*: (.*)$", answer.out, flags=re.MULTILINE)
     if not baseline:
         return ok("the bundle has no prebuilt ops")
@@ -200,14 +200,14 @@ def _possible(driver: str) -> str:
     bundle=True,
     why="No GPU is found ('The NVIDIA driver on your system is too old'): torch trains on the CPU, or ends.",
 )
-def cuda(seen: Plan, answer: Answer) -> Judgement:
+def cuda(plan: Plan, answer: Answer) -> Judgement:
     """FAIL for an older driver.
 
     Within a major version of CUDA every driver since its first will do. Source: NVIDIA, "CUDA Compatibility", minor
     version compatibility: CUDA 11 from 450.80.02 on, 12 from 525.60.13, 13 from 580.
     """
-    assert seen.manifest is not None
-    version = seen.manifest.versions.get("cuda") or ""
+    assert plan.manifest is not None
+    version = plan.manifest.versions.get("cuda") or ""
     if "looked" not in answer.lines:
         return unread(answer)
     if not version:
@@ -236,15 +236,15 @@ _SEES_PEERMEM = (2, 23, 4)
     bundle=True,
     why="Every exchange between nodes goes through the host's memory: a tenth of the speed, and no message says so.",
 )
-def nccl(seen: Plan, answer: Answer) -> Judgement:
+def nccl(plan: Plan, answer: Answer) -> Judgement:
     """WARN for an NCCL that does not see nvidia_peermem where nothing else does the work.
 
     NCCL before 2.23.4 looks for ``/sys/kernel/mm/memory_peers/nv_mem*``, the older module's, and does not see
     nvidia_peermem, so that GPUDirect RDMA is silently off: 180 became 10 GB/s
     (github.com/NVIDIA/nccl/issues/1676). Where driver and kernel have dma-buf it needs neither.
     """
-    assert seen.manifest is not None
-    version, has_cuda = seen.manifest.versions.get("nccl") or "", bool(seen.manifest.versions.get("cuda"))
+    assert plan.manifest is not None
+    version, has_cuda = plan.manifest.versions.get("nccl") or "", bool(plan.manifest.versions.get("cuda"))
     found = ports(answer.out)
     if found is None:
         return unread(answer)
@@ -270,10 +270,10 @@ def nccl(seen: Plan, answer: Answer) -> Judgement:
 _NONE = "no release"
 
 
-def _same_probe(seen: Plan) -> str:
+def _same_probe(plan: Plan) -> str:
     """What the inventory's prefix is, where it leads, and whether that is whole."""
     return f"""\
-prefix={quote(seen.inventory.prefix)}
+prefix={quote(plan.inventory.prefix)}
 if [ -L "$prefix" ]; then echo "is link"; elif [ -e "$prefix" ]; then echo "is other"; else echo "is nothing"; fi
 if real=$(cd -- "$prefix" 2>/dev/null && pwd -P); then
     echo "release ${{real##*/}}"
@@ -307,13 +307,13 @@ def _release_text(release: str) -> str:
     probe=_same_probe,
     why="Ranks with other versions of torch or NCCL hang at the first exchange, or train something else.",
 )
-def same(seen: Plan, answers: Answers) -> Judgements:
+def same(plan: Plan, answers: Answers) -> Judgements:
     """FAIL for a release that is broken or not that of most nodes, WARN for one that is not the bundle's.
 
     A release's name is made of the digest of everything in it; ``.clusterctl/complete`` comes last when it is unpacked,
     and the mark ``<id>.ok`` when it has been tried (docs/releases.md, "On a node").
     """
-    prefix = seen.inventory.prefix
+    prefix = plan.inventory.prefix
     releases = {}
     for node, answer in answers.items():
         facts = pairs(answer)
@@ -333,7 +333,7 @@ def same(seen: Plan, answers: Answers) -> Judgements:
             yield node, fail(observed, expected="a whole release", fix="clusterctl deploy")
         else:
             releases[node] = release
-    yield from _compare_releases(releases, seen.manifest.release_id if seen.manifest else "")
+    yield from _compare_releases(releases, plan.manifest.release_id if plan.manifest else "")
 
 
 _VARS_PROBE = """\
@@ -391,7 +391,7 @@ def _bad_settings(given: Mapping[str, str]) -> str:
     probe=_VARS_PROBE,
     why="NCCL's settings must agree on all ranks, else it hangs; some of them make it many times slower.",
 )
-def variables(seen: Plan, answers: Answers) -> Judgements:
+def variables(plan: Plan, answers: Answers) -> Judgements:
     """FAIL where NCCL's settings differ, WARN for one that hides GPUs or makes NCCL slow.
 
     A process of the run inherits the environment of a non-interactive session (/etc/environment, PAM), and NCCL reads
@@ -404,7 +404,7 @@ def variables(seen: Plan, answers: Answers) -> Judgements:
             yield node, unread(answer)
             continue
         given = dict(line.split("=", 1) for line in reversed(answer.lines) if "=" in line)  # the environment wins
-        found[node] = {name: value for name, value in given.items() if name not in seen.inventory.train.env}
+        found[node] = {name: value for name, value in given.items() if name not in plan.inventory.train.env}
     shared = {node: _nccl_settings(given) for node, given in found.items()}
     usual = majority(shared)
     for node, given in found.items():

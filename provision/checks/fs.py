@@ -110,14 +110,14 @@ def fstab(answer: Answer) -> Judgement:
     probe=folders,
     why="Ranks that compile wait for one another's locks over the network, or fail without a home directory.",
 )
-def home(answer: Answer, seen: Plan) -> Judgement:
+def home(answer: Answer, plan: Plan) -> Judgement:
     """FAIL where it is missing or read-only, WARN where it lies on a network file system.
 
     Caches that programs keep below ~ (Triton, Inductor, torch extensions) are locked with flock(2), which waits or
     fails over a network. ``clusterctl train`` keeps them on the local disk; other jobs do not.
     """
     facts = pairs(answer)
-    home, user = facts.get("home"), seen.user or "USER"
+    home, user = facts.get("home"), plan.user or "USER"
     mount = lies(answer, home)
     if home is None:
         return unread(answer)
@@ -132,9 +132,9 @@ def home(answer: Answer, seen: Plan) -> Judgement:
     return ok(f"{home} on {mount.type}")
 
 
-def _probe_inodes(seen: Plan) -> str:
+def _probe_inodes(plan: Plan) -> str:
     """The free inodes at the releases' folder."""
-    return nearest(seen.inventory.root) + 'echo "at $at"\ndf -Pi "$at"\n'
+    return nearest(plan.inventory.root) + 'echo "at $at"\ndf -Pi "$at"\n'
 
 
 @each_node(
@@ -144,7 +144,7 @@ def _probe_inodes(seen: Plan) -> str:
     limits={"free_percent": 10, "files": 200_000},
     why="'No space left on device' although df shows plenty: a deploy or a cache of small files fails.",
 )
-def inodes(answer: Answer, seen: Plan) -> Judgement:
+def inodes(answer: Answer, plan: Plan) -> Judgement:
     """FAIL where an environment does not fit, WARN where few are left.
 
     ``df -Pi`` shows how many files ext4 and others can still hold; file systems without a fixed number (btrfs) show
@@ -158,11 +158,11 @@ def inodes(answer: Answer, seen: Plan) -> Judgement:
         return ok("no fixed number of files")
     share = 100 * free / total
     observed = f"{free} of {total} inodes free ({share:.0f} %)"
-    fix = f"see who has them: du --inodes -xd1 {seen.inventory.root} | sort -n; clusterctl prune"
-    if free < seen.limits["files"]:
-        return fail(observed, expected=f"at least {seen.limits['files']:.0f} free", fix=fix)
-    if share < seen.limits["free_percent"]:
-        return warn(observed, expected=f"at least {seen.limits['free_percent']:g} % free", fix=fix)
+    fix = f"see who has them: du --inodes -xd1 {plan.inventory.root} | sort -n; clusterctl prune"
+    if free < plan.limits["files"]:
+        return fail(observed, expected=f"at least {plan.limits['files']:.0f} free", fix=fix)
+    if share < plan.limits["free_percent"]:
+        return warn(observed, expected=f"at least {plan.limits['free_percent']:g} % free", fix=fix)
     return ok(observed)
 
 
@@ -178,7 +178,7 @@ _MEMORY = frozenset({"tmpfs", "ramfs"})
         "all."
     ),
 )
-def localenv(answer: Answer, seen: Plan) -> Judgement:
+def localenv(answer: Answer, plan: Plan) -> Judgement:
     """WARN for a network file system, and for one in memory.
 
     The type of the file system in /proc/self/mounts. A cold ``import torch`` opens some thousand small files, and every
@@ -188,11 +188,11 @@ def localenv(answer: Answer, seen: Plan) -> Judgement:
     if mount is None:
         return unread(answer)
     if mount.type in NETWORK:
-        observed = f"{seen.inventory.root} lies on {mount.type} of {mount.source}"
+        observed = f"{plan.inventory.root} lies on {mount.type} of {mount.source}"
         fix = "choose a `prefix` on a local disk: clusterctl copies the environment to every node"
         return warn(observed, expected="a local disk", fix=fix)
     if mount.type in _MEMORY:
-        observed = f"{seen.inventory.root} is in memory ({mount.type})"
+        observed = f"{plan.inventory.root} is in memory ({mount.type})"
         fix = "choose a `prefix` on a disk: files in memory use RAM and are lost at a reboot"
         return warn(observed, expected="a local disk", fix=fix)
     return ok(f"{mount.type} of {mount.source}")
@@ -351,12 +351,12 @@ def tmp(answer: Answer, limits: Mapping[str, float]) -> Judgement:
     return ok(f"{human(room[1] * 1024)} free in {at}")
 
 
-def _space_probe(seen: Plan) -> str:
+def _space_probe(plan: Plan) -> str:
     """What is free, and whether the bundle's release is there already."""
-    script = nearest(seen.inventory.root) + 'echo "at $at"\ndf -Pk "$at"\n'
-    if seen.manifest is None:
+    script = nearest(plan.inventory.root) + 'echo "at $at"\ndf -Pk "$at"\n'
+    if plan.manifest is None:
         return script
-    release = seen.inventory.root / "releases" / seen.manifest.release_id
+    release = plan.inventory.root / "releases" / plan.manifest.release_id
     return script + f"if [ -d {quote(release)} ]; then echo deployed; fi\n"
 
 
@@ -367,25 +367,25 @@ def _space_probe(seen: Plan) -> str:
     limits={"free_gib": 20, "releases": 2.2},
     why="A deploy stops half way, or a checkpoint is cut short: 'No space left on device' after hours of training.",
 )
-def space(seen: Plan, answers: Answers) -> Judgements:
+def space(plan: Plan, answers: Answers) -> Judgements:
     """FAIL below the larger of the limit and what the bundle needs.
 
     ``df -P`` (POSIX) of the folder above the inventory's prefix, or of the nearest one that exists. The previous
     release stays, and a transfer needs a part of its size again: 2.2 times the unpacked size of the bundle.
     """
-    size = sum(entry.size for entry in seen.manifest.files) if seen.manifest else 0
+    size = sum(entry.size for entry in plan.manifest.files) if plan.manifest else 0
     for name, answer in answers.items():
         room = df(answer)
         if room is None:
             yield name, unread(answer)
             continue
-        needed = 0 if "deployed" in answer.lines else size * seen.limits["releases"]
-        wanted = max(needed, seen.limits["free_gib"] * GIB)
+        needed = 0 if "deployed" in answer.lines else size * plan.limits["releases"]
+        wanted = max(needed, plan.limits["free_gib"] * GIB)
         free = room[1] * 1024
         observed = f"{human(free)} free at {next((line[3:] for line in answer.lines if line.startswith('at ')), '?')}"
         if free >= wanted:
             yield name, ok(observed)
         else:
-            fix = "clusterctl prune; see what fills it: du -xhd1 " + str(seen.inventory.root)
+            fix = "clusterctl prune; see what fills it: du -xhd1 " + str(plan.inventory.root)
             expected = f"at least {human(wanted)}" + (" for this bundle" if needed == wanted else "")
             yield name, fail(observed, expected=expected, fix=fix)

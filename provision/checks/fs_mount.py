@@ -20,11 +20,11 @@ _NFS = frozenset({"nfs", "nfs4"})
 probe = folders
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, answers: Answers) -> Judgements:
     """FAIL for the first share that is not where it should be."""
-    nodes = {node.name: node for node in seen.inventory.nodes}
+    nodes = {node.name: node for node in plan.inventory.nodes}
     tables = {name: mounts(answer) for name, answer in answers.items()}
-    wanted = shares(seen) or _usual(tables)
+    wanted = shares(plan) or _usual(tables)
     for name, table in tables.items():
         if mount_of(table, "/") is None:
             yield name, unread(answers[name])

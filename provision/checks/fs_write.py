@@ -13,11 +13,11 @@ TITLE = "the login may write where the releases lie"
 WHY = "`clusterctl deploy` and every run write there: without it nothing can be sent to this node."
 
 
-def probe(seen: Plan) -> str:
+def probe(plan: Plan) -> str:
     """Write and remove one file, or tell about the folder above."""
-    root = quote(seen.inventory.root)
+    root = quote(plan.inventory.root)
     return (
-        nearest(seen.inventory.root)
+        nearest(plan.inventory.root)
         + f"""\
 echo "at $at"
 if [ "$at" = {root} ]; then
@@ -38,9 +38,9 @@ echo "user $(id -un 2>/dev/null || id -u)"
     )
 
 
-def judge(seen: Plan, answer: Answer) -> Judgement:
+def judge(plan: Plan, answer: Answer) -> Judgement:
     """FAIL where it is refused."""
-    root = seen.inventory.root
+    root = plan.inventory.root
     facts = pairs(answer)
     at, user = facts.get("at", ""), facts.get("user", "USER")
     if "writable" in facts:

@@ -424,9 +424,9 @@ def temp(row: tuple[Gpu, ...], limits: Mapping[str, float]) -> Judgement:
     absent_fix=f"install the driver; where it is there, {_COUNT_FIX}",
     why="A rank without a GPU fails at once, and a node that starts fewer ranks than the others makes them all wait.",
 )
-def count(seen: Plan, answers: Answers) -> Judgements:
+def count(plan: Plan, answers: Answers) -> Judgements:
     """FAIL where there are fewer than the inventory's ``gpus``, and where the number is not that of most nodes."""
-    wanted = {node.name: node.gpus for node in seen.nodes}
+    wanted = {node.name: node.gpus for node in plan.nodes}
     counts = {}
     for node, answer in answers.items():
         found = rows(answer)
@@ -459,7 +459,7 @@ def _memory(mib: float | None) -> str:
     limits={"differ_percent": 2},  # drivers reserve a little more or less
     why="A batch that fits the other GPUs runs out of memory on a smaller one, and ends the run.",
 )
-def memory(seen: Plan, answers: Answers) -> Judgements:
+def memory(plan: Plan, answers: Answers) -> Judgements:
     """FAIL where the memory differs by more than the limit."""
     found = yield from gpus(answers, "memory.total")
     sizes = {
@@ -468,7 +468,7 @@ def memory(seen: Plan, answers: Answers) -> Judgements:
         for gpu in row
         if (size := gpu.number("memory.total")) is not None
     }
-    rounded = close(sizes, seen.limits["differ_percent"] / 100)
+    rounded = close(sizes, plan.limits["differ_percent"] / 100)
     nodes = {
         node: {gpu.index: _memory(rounded.get(f"{node}/{gpu.index}")) for gpu in row} for node, row in found.items()
     }

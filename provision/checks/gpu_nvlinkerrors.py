@@ -19,9 +19,9 @@ WHY = "A link that repeats what it sends is slow, and one that fails ends the ru
 _COUNT = re.compile(r"(?!.*Symbol)(.*Errors): (\d+)")
 
 
-def judge(seen: Plan, node: str, answer: Answer) -> Judgement:
+def judge(plan: Plan, node: str, answer: Answer) -> Judgement:
     """WARN from the limit on."""
-    most = seen.limits["errors"]
+    most = plan.limits["errors"]
     listed = links(answer.out)
     counts = {
         gpu.index: [(link, kind[1], int(kind[2])) for link, text in gpu.links if (kind := _COUNT.match(text))]

@@ -189,7 +189,7 @@ _SHM_MOUNT = "/dev/shm"  # noqa: S108 - it is looked at, nothing is put there
     limits={"size_gib": 8, "size_gib_per_gpu": 1, "free_gib_least": 1},
     why="Data loaders and NCCL die with 'Bus error' or 'No space left on device' when shared memory is full.",
 )
-def shm(seen: Plan, node: str, answer: Answer) -> Judgement:
+def shm(plan: Plan, node: str, answer: Answer) -> Judgement:
     """FAIL when it is not there or nearly full, WARN when it is small.
 
     PyTorch's data loader workers and NCCL's transport inside a node lay their buffers there. A tmpfs without a ``size``
@@ -200,18 +200,18 @@ def shm(seen: Plan, node: str, answer: Answer) -> Judgement:
     if room is None or gpus is None:
         return unread(answer)
     size, free = room[0] * 1024, room[1] * 1024
-    gpus = next((each.gpus for each in seen.nodes if each.name == node), None) or gpus
-    wanted = GIB * max(seen.limits["size_gib"], seen.limits["size_gib_per_gpu"] * gpus)
+    gpus = next((each.gpus for each in plan.nodes if each.name == node), None) or gpus
+    wanted = GIB * max(plan.limits["size_gib"], plan.limits["size_gib_per_gpu"] * gpus)
     observed = f"{human(size)}, {human(free)} free"
     large = f"{math.ceil(wanted / GIB)}G"
     remount = f"put `limits: {{shm: {large}}}` under `services` in the inventory, and `clusterctl deploy`"
     if not any(mount.target == _SHM_MOUNT for mount in mounts(answer)):
         observed = f"{_SHM_MOUNT} is not a separate file system"
         return fail(observed, expected="a tmpfs", fix="mount -t tmpfs tmpfs /dev/shm, and a line in /etc/fstab")
-    if free < seen.limits["free_gib_least"] * GIB and size >= wanted:
-        expected = f"{seen.limits['free_gib_least']:g} GiB free"
+    if free < plan.limits["free_gib_least"] * GIB and size >= wanted:
+        expected = f"{plan.limits['free_gib_least']:g} GiB free"
         return fail(observed, expected=expected, fix="see what fills it: ls -lS /dev/shm")
-    if free < seen.limits["free_gib_least"] * GIB:
+    if free < plan.limits["free_gib_least"] * GIB:
         return fail(observed, expected=f"a size of {human(wanted)}", fix=remount)
     if size < wanted:
         return warn(observed, expected=f"a size of {human(wanted)}", fix=remount)

@@ -244,12 +244,12 @@ def _bad(name: str, counts: list[int], limits: Mapping[str, float]) -> str:
     limits={"waiting": 128, "waiting_per_node": 16},
     why="All ranks connect to rank 0 at once; what finds no room is tried again after seconds, or refused.",
 )
-def backlog(seen: Plan, answer: Answer) -> Judgement:
+def backlog(plan: Plan, answer: Answer) -> Judgement:
     """WARN where less than 16 connections a node, and at least ``waiting``, can wait.
 
     net.core.somaxconn bounds how many connections wait to be accepted: 4096 since Linux 5.4, 128 before (listen(2)).
     """
-    need = max(seen.limits["waiting"], seen.limits["waiting_per_node"] * len(seen.nodes))
+    need = max(plan.limits["waiting"], plan.limits["waiting_per_node"] * len(plan.nodes))
     if len(answer.lines) != 2 or not all(line.isdecimal() for line in answer.lines):
         return unknown("net.core.somaxconn cannot be read")
     waiting, half = (int(line) for line in answer.lines)
@@ -266,14 +266,14 @@ def backlog(seen: Plan, answer: Answer) -> Judgement:
     probe=facts,
     why="What the node sends to those nodes goes to its own containers: they cannot be reached from it.",
 )
-def docker0(seen: Plan, answers: Answers) -> Judgements:
+def docker0(plan: Plan, answers: Answers) -> Judgements:
     """FAIL where a subnet of a bridge without devices overlaps.
 
     Docker gives docker0 172.17.0.0/16 by default, and further networks the next ones (Docker's documentation,
     "default-address-pools"); libvirt takes 192.168.122.0/24.
     """
     members: dict[Address, str] = {}
-    for node in seen.nodes:
+    for node in plan.nodes:
         answer = answers.get(node.name)
         own = read(answer) if answer else None
         for address in (as_address(node.address), as_address(node.data_address or ""), own.own if own else None):
@@ -306,13 +306,13 @@ def docker0(seen: Plan, answers: Answers) -> Judgements:
         "slow one or are not let through."
     ),
 )
-def route(seen: Plan, answers: Answers) -> Judgements:
+def route(plan: Plan, answers: Answers) -> Judgements:
     """FAIL where no interface has the address; WARN where packets to rank 0 carry another one.
 
     PyTorch's rendezvous compares MASTER_ADDR with the machine's own addresses and waits 60 to 900 s when none matches
     (pytorch#79388).
     """
-    addresses = {node.name: node.train_address for node in seen.nodes}
+    addresses = {node.name: node.train_address for node in plan.nodes}
 
     def one(name: str, net: Network) -> Judgement:
         address = addresses[name]

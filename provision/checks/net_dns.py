@@ -11,19 +11,19 @@ TITLE = "nodes' names have the same address on every node"
 WHY = "Nodes that look for rank 0 at different addresses never meet: the rendezvous times out after minutes."
 
 
-def names(seen: Plan) -> tuple[str, ...]:
+def names(plan: Plan) -> tuple[str, ...]:
     """The nodes' names, and whatever of their addresses is a name."""
-    every = [text for node in seen.nodes for text in (node.name, node.address, node.data_address)]
+    every = [text for node in plan.nodes for text in (node.name, node.address, node.data_address)]
     return tuple(dict.fromkeys(text for text in every if text and not as_address(text)))
 
 
-def probe(seen: Plan) -> str:
+def probe(plan: Plan) -> str:
     """Looks every name up: ``name NAME ADDRESS``, and ``-`` where it has none.
 
     One getent for all of them: its lines of type STREAM hold address and canonical name. Only where that is another
     name than the one that was asked for (an alias), names without an answer are asked for one by one.
     """
-    every = words(names(seen))
+    every = words(names(plan))
     return f"""\
 command -v getent >/dev/null 2>&1 || {{ echo "no getent"; exit 0; }}
 set -- {every}
@@ -52,14 +52,14 @@ echo end
 """
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, answers: Answers) -> Judgements:
     """FAIL where two addresses are meant, or one of the inventory's names is unknown; WARN for an unknown name."""
     known: dict[str, dict[str, str]] = {}
     for name, answer in answers.items():
         if "end" in answer.lines:
             parts = [line.split() for line in answer.lines if line.startswith("name ")]
             known[name] = {part[1]: part[2] for part in parts if len(part) == 3}
-    wrong = _wrong(seen, known)
+    wrong = _wrong(plan, known)
     for name, answer in answers.items():
         if name not in known:
             missing = "no getent" in answer.lines
@@ -86,9 +86,9 @@ def _describe(host: str, value: str, usual: str | None, values: Mapping[str, str
     return f"{host}: {found}"
 
 
-def _wrong(seen: Plan, known: Mapping[str, Mapping[str, str]]) -> dict[str, list[tuple[bool, str]]]:
+def _wrong(plan: Plan, known: Mapping[str, Mapping[str, str]]) -> dict[str, list[tuple[bool, str]]]:
     """By node: what it means that others do not, and whether that is grave."""
-    cluster_hosts = {text for node in seen.nodes for text in (node.address, node.data_address)}
+    cluster_hosts = {text for node in plan.nodes for text in (node.address, node.data_address)}
     wrong: dict[str, list[tuple[bool, str]]] = {}
     for host in dict.fromkeys(host for table in known.values() for host in table):
         values = {name: table.get(host, "-") for name, table in known.items()}

@@ -16,9 +16,9 @@ WHY = "NCCL and Gloo listen on random ports: ranks that cannot connect wait for 
 _OWN = {"Permission denied", "Network is unreachable", "Operation not permitted"}  # EACCES, ENETUNREACH, EPERM
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, answers: Answers) -> Judgements:
     """FAIL on the node at which connections break off; WARN where they come from another address than they should."""
-    nodes = {node.name: node for node in seen.nodes}
+    nodes = {node.name: node for node in plan.nodes}
     found = {name: heard(answer) for name, answer in answers.items()}
     tried: dict[tuple[str, str], Tried] = {}
     for name, each in found.items():

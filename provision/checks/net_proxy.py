@@ -20,9 +20,9 @@ echo end
 """
 
 
-def judge(seen: Plan, answer: Answer) -> Judgement:
+def judge(plan: Plan, answer: Answer) -> Judgement:
     """WARN where a proxy is set that a node's address would go through."""
-    addresses = dict.fromkeys(each for node in seen.nodes for each in (node.address, node.train_address))
+    addresses = dict.fromkeys(each for node in plan.nodes for each in (node.address, node.train_address))
     given = dict(line.split("=", 1) for line in answer.lines if "=" in line)
     proxies = {key: value for key, value in given.items() if not key.lower().startswith("no_")}
     spared = ",".join(value for key, value in given.items() if key.lower() == "no_proxy").split(",")

@@ -15,7 +15,7 @@ TIMEOUT = 25.0  # seconds: two look-ups at a dead name server are to be measured
 LIMITS = {"lookup_s": 0.2}  # a whole answer from a name server of the same site takes some milliseconds
 
 
-def probe(seen: Plan) -> str:
+def probe(plan: Plan) -> str:
     """How long the node's own name takes, and the way back from rank 0's address: ``took WHAT BEFORE AFTER``."""
     return f"""\
 command -v getent >/dev/null 2>&1 || {{ echo "no getent"; exit 0; }}
@@ -26,7 +26,7 @@ cc_took() {{ # cc_took WHAT DATABASE KEY
   echo "took $1 $cc_before $cc_after"
 }}
 cc_took "$(uname -n)" ahosts "$(uname -n)"
-cc_took {quote(seen.nodes[0].address)} hosts {quote(seen.nodes[0].address)}
+cc_took {quote(plan.nodes[0].address)} hosts {quote(plan.nodes[0].address)}
 while read -r cc_word cc_server _; do
   [ "$cc_word" != nameserver ] || echo "server $cc_server"
 done </etc/resolv.conf 2>/dev/null
@@ -34,9 +34,9 @@ exit 0
 """
 
 
-def judge(seen: Plan, node: str, answer: Answer) -> Judgement:
+def judge(plan: Plan, node: str, answer: Answer) -> Judgement:
     """WARN where a look-up takes longer than ``lookup_s``."""
-    limit = seen.limits["lookup_s"]
+    limit = plan.limits["lookup_s"]
     took = {
         match[1]: float(match[3]) - float(match[2])
         for line in answer.lines

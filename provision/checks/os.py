@@ -94,7 +94,7 @@ _TTY = "must have a tty"
         "`clusterctl deploy` cannot set up the services that the inventory names; the environment itself needs no root."
     ),
 )
-def sudo(node: str, answer: Answer, seen: Plan) -> Judgement:
+def sudo(node: str, answer: Answer, plan: Plan) -> Judgement:
     """FAIL where services are named and root is out of reach.
 
     ``sudo -n`` never asks (sudo(8)); its messages are those of sudo 1.8 and 1.9 in the locale C. Whether a password
@@ -110,7 +110,7 @@ def sudo(node: str, answer: Answer, seen: Plan) -> Judgement:
         return ok("sudo asks for a password")
     if reply != "absent" and not reply.startswith("refused "):
         return unread(answer)
-    if not seen.inventory.services:
+    if not plan.inventory.services:
         return ok("no sudo, and no service needs it")
     fix = f"as root on {node}: a file in /etc/sudoers.d with the line `USER ALL=(ALL) NOPASSWD: ALL`"
     if reply == "absent":
@@ -370,7 +370,7 @@ CHECKS = (
         probe=SYSTEM,
         read=lambda answer: number(pairs(answer).get("Uid")),
         noun="uid",
-        verdict=lambda seen: "FAIL" if shares(seen) else "WARN",
+        verdict=lambda plan: "FAIL" if shares(plan) else "WARN",
         fix="usermod -u UID USER as root when nothing of the user runs, then chown the home",
         why="What one node writes to a shared folder another cannot read: checkpoints fail with 'Permission denied'.",
         about="""

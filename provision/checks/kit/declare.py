@@ -121,10 +121,10 @@ def equal(
         options: further fields of ``Check``.
     """
 
-    def judge(seen: Plan, answers: Answers) -> Judgements:
+    def judge(plan: Plan, answers: Answers) -> Judgements:
         values = yield from read_all(answers, read)
-        level = verdict(seen) if callable(verdict) else verdict
-        compared = near(values, seen.limits) if near else values
+        level = verdict(plan) if callable(verdict) else verdict
+        compared = near(values, plan.limits) if near else values
         yield from odd(compared, fix=fix, noun=noun, verdict=level, show=show)
 
     return Check(check, title, judge=judge, **options)
@@ -157,7 +157,7 @@ def threshold(
     Args:
         check: the id.
         title: what is true of a healthy node.
-        read: the value; names the arguments it needs (``answer``, ``node``, ``seen``, ``limits``). None makes the node
+        read: the value; names the arguments it needs (``answer``, ``node``, ``plan``, ``limits``). None makes the node
             UNKNOWN, and a judgement is final.
         expected: with ``{limit}`` for the threshold.
         fix: what to do about the node.
@@ -167,18 +167,18 @@ def threshold(
         options: further fields of ``Check``.
     """
 
-    def judge(seen: Plan, node: str, answer: Answer) -> Judgement:
-        level = call(read, seen=seen, node=node, answer=answer, limits=seen.limits)
+    def judge(plan: Plan, node: str, answer: Answer) -> Judgement:
+        level = call(read, plan=plan, node=node, answer=answer, limits=plan.limits)
         if level is None:
             return unread(answer)
         if not isinstance(level, Level):
             return Judgement(*level)
-        limit = seen.limits[least or most] if least or most else 0.0
+        limit = plan.limits[least or most] if least or most else 0.0
         if level.value >= limit if least else level.value <= limit:
             return ok(level.text)
         if level.exempt:
             return ok(f"{level.text}{level.exempt}")
-        failed = fail_below and level.value < seen.limits[fail_below]
+        failed = fail_below and level.value < plan.limits[fail_below]
         return (fail if failed else warn)(
             level.text, expected=level.expected or expected.format(limit=limit), fix=level.fix or fix
         )
@@ -189,7 +189,7 @@ def threshold(
 def each_node(check: str, title: str, **options: Any) -> Callable[[Callable[..., Judgement | Judgements]], Check]:
     """A check whose function judges one node, or all of them if it names ``answers``.
 
-    The function names the arguments it needs: ``answer`` and ``node``, or ``answers``; ``seen``, ``limits``.
+    The function names the arguments it needs: ``answer`` and ``node``, or ``answers``; ``plan``, ``limits``.
 
     Args:
         check: the id.

@@ -322,10 +322,10 @@ def each_gpu_node(
     """
 
     def declare(function: Callable[..., Judgement]) -> Check:
-        def judge(seen: Plan, answers: Answers) -> Judgements:
+        def judge(plan: Plan, answers: Answers) -> Judgements:
             found = yield from gpus(answers, *reads, fields=query_fields)
             for node, row in found.items():
-                yield node, call(function, seen=seen, node=node, row=row, limits=seen.limits)
+                yield node, call(function, plan=plan, node=node, row=row, limits=plan.limits)
 
         about = (function.__doc__ or "").partition("\n")[2]
         probe = query(*query_fields)
@@ -378,11 +378,11 @@ def equal_gpus(
         options: further fields of ``Check``.
     """
 
-    def judge(seen: Plan, answers: Answers) -> Judgements:
+    def judge(plan: Plan, answers: Answers) -> Judgements:
         found = yield from gpus(answers, *reads)
         values = {}
         for node, row in found.items():
-            texts = {gpu.index: call(own.find, gpu=gpu, limits=seen.limits) for gpu in row} if own else {}
+            texts = {gpu.index: call(own.find, gpu=gpu, limits=plan.limits) for gpu in row} if own else {}
             if own and any(texts.values()):
                 faults = {index: text for index, text in texts.items() if text}
                 yield node, Judgement(own.verdict, each(faults), own.expected, own.fix)

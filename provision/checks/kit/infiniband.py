@@ -371,13 +371,13 @@ def each_port(
     """
 
     def declare(faults: Callable[..., Iterable[Fault]]) -> Check:
-        def judge(seen: Plan, answers: Answers) -> Judgements:
+        def judge(plan: Plan, answers: Answers) -> Judgements:
             every, others = fabric(answers)
             yield from others
             cluster = {name: [port for port in ports if select(port)] for name, ports in every.items()}
             shared = call(context, cluster=cluster, answers=answers) if context else None
             for name, ports in cluster.items():
-                values = {"name": name, "ports": ports, "answer": answers[name], "limits": seen.limits}
+                values = {"name": name, "ports": ports, "answer": answers[name], "limits": plan.limits}
                 found = (each for port in ports for each in call(faults, port=port, context=shared, **values))
                 yield name, worst(found, call(fine, context=shared, **values))
 
@@ -393,10 +393,10 @@ def fabric_nodes(check: str, title: str, *, probe: str = PORTS, **options: Any) 
     """
 
     def declare(function: Callable[..., Judgements]) -> Check:
-        def judge(seen: Plan, answers: Answers) -> Judgements:
+        def judge(plan: Plan, answers: Answers) -> Judgements:
             cluster, others = fabric(answers)
             yield from others
-            yield from call(function, cluster=cluster, answers=answers, limits=seen.limits)
+            yield from call(function, cluster=cluster, answers=answers, limits=plan.limits)
 
         return Check(check, title, judge=judge, probe=probe, about=_about(function), **options)
 
@@ -417,8 +417,8 @@ def error_counters(check: str, title: str, *, counters: Sequence[str], limit: tu
         about: the sources.
     """
 
-    def judge(seen: Plan, answers: Answers) -> Judgements:
-        yield from judged_counts(answers, counters, seen.limits[limit[0]], fix)
+    def judge(plan: Plan, answers: Answers) -> Judgements:
+        yield from judged_counts(answers, counters, plan.limits[limit[0]], fix)
 
     return Check(check, title, why, judge, COUNTERS, root=True, timeout=30, limits=dict((limit,)), about=about)
 

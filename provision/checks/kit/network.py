@@ -273,13 +273,13 @@ def _link(words: list[str]) -> Link | None:
 NO_CARRIER = "not known which interface carries its data address (see net.route)"
 
 
-def facts(seen: Plan, node: Node) -> str:
+def facts(plan: Plan, node: Node) -> str:
     """The probe whose output ``read`` understands: interfaces, addresses, the way to rank 0 (its own: to the next).
 
     Besides, for single checks: ``count NAME`` and six counters, ``rpf NAME FILTER``, ``mac ADDRESS``, and ``boot``,
     ``machine`` and ``host`` with what names the machine. All of them are one probe, which runs once.
     """
-    others = [each.train_address for each in seen.nodes if each.name != node.name]
+    others = [each.train_address for each in plan.nodes if each.name != node.name]
     return (
         f"cc_self={quote(node.train_address)}\ncc_peer={quote(others[0]) if others else ''}\n{RESOLVE}"
         'cc_self=$(cc_resolve "$cc_self")\n[ -z "$cc_peer" ] || cc_peer=$(cc_resolve "$cc_peer")\n'
@@ -327,10 +327,10 @@ def carrier_nodes(check: str, title: str, **options: Any) -> Callable[[Callable[
     """
 
     def declare(function: Callable[..., Judgements]) -> Check:
-        def judge(seen: Plan, answers: Answers) -> Judgements:
+        def judge(plan: Plan, answers: Answers) -> Judgements:
             found, lost = carriers(answers)
             yield from lost
-            yield from call(function, found=found, answers=answers, limits=seen.limits)
+            yield from call(function, found=found, answers=answers, limits=plan.limits)
 
         about = (function.__doc__ or "").partition("\n")[2]
         return Check(check, title, judge=judge, probe=facts, about=about, **options)
