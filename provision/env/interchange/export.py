@@ -128,7 +128,7 @@ def export(bundle: Bundle, out: Path, *, emit: Emit) -> Exported:
 class _Archive:
     """The tar stream of an archive, in parts: the number of an unchanged chunk, or bytes."""
 
-    def __init__(self, bundle: Bundle, prepared: Prepared) -> None:
+    def __init__(self, bundle: Bundle, prepared: Preparation) -> None:
         self.prepared = prepared
         self._bundle = bundle
         self._manifest = bundle.manifest
@@ -214,14 +214,14 @@ def _report_blocks(blocks: Iterable[bytes], advance: Callable[[int], None]) -> I
         advance(len(block))
 
 
-def _scripts(manifest: Manifest, prepared: Prepared) -> dict[str, bytes]:
+def _scripts(manifest: Manifest, prepared: Preparation) -> dict[str, bytes]:
     """The scripts that conda-pack adds to an environment, by path."""
     folder = importlib.resources.files("conda_pack") / "scripts" / "posix"
     scripts = {f"bin/{name}": (folder / name).read_bytes() for name in _SCRIPTS}
     return scripts | {"bin/conda-unpack": conda_unpack(manifest, prepared)}
 
 
-def conda_unpack(manifest: Manifest, prepared: Prepared) -> bytes:
+def conda_unpack(manifest: Manifest, prepared: Preparation) -> bytes:
     """The program ``bin/conda-unpack``: ``conda_unpack.py`` with its tables."""
     source = (importlib.resources.files(__package__) / "conda_unpack.py").read_text(encoding="utf-8")
     program = _HEAD + source.split('"""', 2)[2].lstrip("\n")
@@ -331,7 +331,7 @@ _LONG = "/" + "x" * 4096  # a prefix that fits into no binary
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Preparation:
     """How the archive differs from the bundle.
 
     Attributes:
@@ -354,7 +354,7 @@ class Prepared:
 
 
 @dataclass
-class _Collected:
+class _Changes:
     """Prepared files and the tables of conda-unpack."""
 
     files: dict[str, tuple[Entry, bytes]] = field(default_factory=dict)
@@ -364,7 +364,7 @@ class _Collected:
     notices: list[str] = field(default_factory=list)
 
 
-def prepare(manifest: Manifest, prefix_files: Mapping[str, bytes]) -> Prepared:
+def prepare(manifest: Manifest, prefix_files: Mapping[str, bytes]) -> Preparation:
     """Prepare the files that depend on the prefix, from their packed bytes.
 
     Args:
@@ -373,7 +373,7 @@ def prepare(manifest: Manifest, prefix_files: Mapping[str, bytes]) -> Prepared:
     """
     search = Search(manifest.relocations)
     programs = frozenset(os.fsencode(entry.path[4:]) for entry in manifest.files if entry.path.startswith("bin/"))
-    found = _Collected()
+    found = _Changes()
     for entry in manifest.marked:
         if entry.type == "link":
             found.files[entry.path] = replace(entry, target=_relative(entry, search)), b""
@@ -394,7 +394,7 @@ def prepare(manifest: Manifest, prefix_files: Mapping[str, bytes]) -> Prepared:
     names = {path for path, _, _ in found.records} | {path for path, _ in found.scripts}
     copies = _copies(manifest, found, names)
     lists = _update_lists(manifest, found, names | copies)
-    return Prepared(
+    return Preparation(
         files=tuple(found.files[path] for path in sorted(found.files)),
         dropped=_stale(manifest, names | copies) | copies,
         records=tuple(sorted(found.records, key=lambda record: (record[2], record[0], -len(record[1])))),
@@ -419,7 +419,7 @@ def _relative(entry: Entry, search: Search) -> str:
     return posixpath.relpath(target, here)
 
 
-def _script(path: str, data: bytes, search: Search, programs: frozenset[bytes], found: _Collected) -> bytes | None:
+def _script(path: str, data: bytes, search: Search, programs: frozenset[bytes], found: _Changes) -> bytes | None:
     """A script whose first line contains the prefix or one of its programs; None for other scripts."""
     new = _at(PLACEHOLDER, search)
     wanted = relocation.env_program(data)
@@ -437,7 +437,7 @@ def _script(path: str, data: bytes, search: Search, programs: frozenset[bytes], 
     return b"#!" + program + (b" " + options if options else b"") + b"\n" + body
 
 
-def _binary(entry: Entry, data: bytes, search: Search, found: _Collected) -> bytes:
+def _binary(entry: Entry, data: bytes, search: Search, found: _Changes) -> bytes:
     """A binary with conda's room gets a placeholder that fills it; other binaries keep the source prefix for now."""
     room = max(mark.room for mark in entry.marks)
     if room >= _SHORTEST and all(not mark.target for mark in entry.marks):
@@ -468,7 +468,7 @@ def _binary(entry: Entry, data: bytes, search: Search, found: _Collected) -> byt
     return data
 
 
-def _update_lists(manifest: Manifest, found: _Collected, names: set[str]) -> tuple[str, ...]:
+def _update_lists(manifest: Manifest, found: _Changes, names: set[str]) -> tuple[str, ...]:
     """Update the lists of hashes for the archive. Returns those that conda-unpack must update again, RECORD first."""
     packed = {entry.path: entry.sha256 for entry in manifest.marked}
     prepared = (entry for entry, _ in found.files.values() if entry.type == "file")
@@ -486,7 +486,7 @@ def _update_lists(manifest: Manifest, found: _Collected, names: set[str]) -> tup
     return tuple(lists)
 
 
-def _copies(manifest: Manifest, found: _Collected, names: set[str]) -> set[str]:
+def _copies(manifest: Manifest, found: _Changes, names: set[str]) -> set[str]:
     """Hard links to files that conda-unpack replaces become separate files, which it replaces too."""
     copies = {entry.path: entry.target for entry in manifest.files if entry.type == "hard" and entry.target in names}
     for path, target in copies.items():

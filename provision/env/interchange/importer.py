@@ -21,7 +21,7 @@ from provision.env import relocation
 from provision.env.bundle.manifest import PACKAGE_FILE, Entry, Manifest
 from provision.env.bundle.parse import REWRITTEN
 from provision.env.interchange import conda_unpack
-from provision.env.interchange.unpack import Kind, Unpacked, format_of, unpack
+from provision.env.interchange.unpack import Kind, UnpackedArchive, format_of, unpack
 from provision.env.packing import temporary
 from provision.env.packing.pack import PackOptions, pack
 from provision.env.source.environment import is_record
@@ -157,7 +157,7 @@ def name_of(archive: Path) -> str:
     return name
 
 
-def find_environment(unpacked: Unpacked) -> Environment:
+def find_environment(unpacked: UnpackedArchive) -> Environment:
     """The environment in an archive, at its top or in a single folder.
 
     Raises:

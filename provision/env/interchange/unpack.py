@@ -59,7 +59,7 @@ def format_of(path: Path) -> Format | None:
 
 
 @dataclass
-class Unpacked:
+class UnpackedArchive:
     """An unpacked archive.
 
     Attributes:
@@ -78,7 +78,7 @@ class Unpacked:
             (self.folder / path).chmod(mode)
 
 
-def unpack(archive: Path, folder: Path, progress: Callable[[int], None]) -> Unpacked:
+def unpack(archive: Path, folder: Path, progress: Callable[[int], None]) -> UnpackedArchive:
     """Unpack ``archive`` into the empty folder ``folder``.
 
     Args:
@@ -90,7 +90,7 @@ def unpack(archive: Path, folder: Path, progress: Callable[[int], None]) -> Unpa
         BundleError: it is not a tar, damaged, over a limit, or a member would leave the folder.
         UsageError: it cannot be read, or does not fit on the disk.
     """
-    unpacking = _Unpacking(archive, Unpacked(folder))
+    unpacking = _Unpacking(archive, UnpackedArchive(folder))
     reported = 0
     with _open_archive(archive) as (raw, stream):
         try:
@@ -122,7 +122,7 @@ def unpack(archive: Path, folder: Path, progress: Callable[[int], None]) -> Unpa
 class _Unpacking:
     """Creates members one after the other."""
 
-    def __init__(self, archive: Path, unpacked: Unpacked) -> None:
+    def __init__(self, archive: Path, unpacked: UnpackedArchive) -> None:
         self._archive = archive
         self.unpacked = unpacked
         self._kinds = unpacked.kinds

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from provision.inventory.foreign.ansible import Parsed
+    from provision.inventory.foreign.ansible import AnsibleInventory
 
 __all__ = ["Found", "kind_of", "read", "read_file"]
 
@@ -121,7 +121,7 @@ def read(text: str, name: str, *, group: str | None = None, beside: Sequence[Var
     return found
 
 
-def _ansible(parsed: Parsed, name: str, group: str | None, beside: Sequence[VarsFile]) -> Found:
+def _ansible(parsed: AnsibleInventory, name: str, group: str | None, beside: Sequence[VarsFile]) -> Found:
     if group is not None and group not in parsed.groups and not parsed.problems:
         known = [key for key in parsed.groups if key not in {"all", "ungrouped"}]
         raise UsageError(

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from provision.inventory.document import Document, NotYamlError, read, shown
-from provision.inventory.foreign.ansible import Parsed, Var
+from provision.inventory.foreign.ansible import AnsibleInventory, Var
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 if TYPE_CHECKING:
@@ -126,9 +126,9 @@ IPV6 = re.compile(r"\[(?P<host>[0-9A-Fa-f]*:[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)\](?::
 _WITH_PORT = re.compile(r"(?P<host>[^:\[\]]*(?:\[[^\]]*\][^:\[\]]*)*):(?P<port>[0-9]+)")
 
 
-def parse_ini(text: str) -> Parsed:
+def parse_ini(text: str) -> AnsibleInventory:
     """The groups, hosts and variables of the file, as written."""
-    parsed = Parsed()
+    parsed = AnsibleInventory()
     group, kind = "ungrouped", ""
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
@@ -159,7 +159,7 @@ def parse_ini(text: str) -> Parsed:
     return parsed
 
 
-def _host_line(parsed: Parsed, group: str, line: str, number: int) -> None:
+def _host_line(parsed: AnsibleInventory, group: str, line: str, number: int) -> None:
     try:
         pattern, *words = shlex.split(line, comments=True)
     except ValueError as error:
@@ -197,9 +197,9 @@ def _ini_value(text: str) -> str:
 # --- YAML -----------------------------------------------------------------------------------------
 
 
-def parse_yaml(text: str) -> Parsed:
+def parse_yaml(text: str) -> AnsibleInventory:
     """The groups, hosts and variables of the file, as written."""
-    parsed = Parsed()
+    parsed = AnsibleInventory()
     try:
         document = read(text, typed=frozenset())
     except NotYamlError as error:
@@ -218,7 +218,7 @@ def parse_yaml(text: str) -> Parsed:
     return parsed
 
 
-def add_files(parsed: Parsed, files: Sequence[VarsFile]) -> None:
+def add_files(parsed: AnsibleInventory, files: Sequence[VarsFile]) -> None:
     """Add the variables in ``group_vars/`` and ``host_vars/``, and notes about files that are not used."""
     for file in files:
         known = parsed.groups if file.kind == "group" else parsed.hosts
@@ -231,7 +231,7 @@ def add_files(parsed: Parsed, files: Sequence[VarsFile]) -> None:
             parsed.beside.setdefault((file.kind, file.owner), {}).update(found)
 
 
-def _file_vars(parsed: Parsed, name: str, text: str) -> dict[str, Var]:
+def _file_vars(parsed: AnsibleInventory, name: str, text: str) -> dict[str, Var]:
     try:
         document = read(text, typed=frozenset())
     except NotYamlError as error:
@@ -253,7 +253,7 @@ def _file_vars(parsed: Parsed, name: str, text: str) -> dict[str, Var]:
     }
 
 
-def _yaml_group(parsed: Parsed, document: Document, name: str, content: Any, place: tuple[str, ...]) -> None:
+def _yaml_group(parsed: AnsibleInventory, document: Document, name: str, content: Any, place: tuple[str, ...]) -> None:
     group = parsed.group(name)
     for key, values in _mapping(parsed, document, content, place).items():
         inner = (*place, key)
@@ -273,14 +273,14 @@ def _yaml_group(parsed: Parsed, document: Document, name: str, content: Any, pla
             parsed.problems.append((line, f"{shown(key)} in the group {name}: it may have hosts, vars and children"))
 
 
-def _yaml_vars(parsed: Parsed, document: Document, values: Any, place: tuple[str, ...]) -> dict[str, Var]:
+def _yaml_vars(parsed: AnsibleInventory, document: Document, values: Any, place: tuple[str, ...]) -> dict[str, Var]:
     return {
         key: Var(value if isinstance(value, str) else str(value), document.lines.get((*place, key), 0))
         for key, value in _mapping(parsed, document, values, place).items()
     }
 
 
-def _mapping(parsed: Parsed, document: Document, values: Any, place: tuple[str, ...]) -> dict[str, Any]:
+def _mapping(parsed: AnsibleInventory, document: Document, values: Any, place: tuple[str, ...]) -> dict[str, Any]:
     if values is None:
         return {}
     if isinstance(values, dict):
@@ -308,9 +308,9 @@ def is_listing(text: str) -> bool:
     )
 
 
-def parse_listing(text: str) -> Parsed:
+def parse_listing(text: str) -> AnsibleInventory:
     """The groups, hosts and variables."""
-    parsed = Parsed()
+    parsed = AnsibleInventory()
     try:
         data = parse_object(text, limit=MAX_BYTES)
     except UntrustedError as error:
@@ -326,7 +326,7 @@ def parse_listing(text: str) -> Parsed:
     return parsed
 
 
-def _listing_group(parsed: Parsed, name: str, content: Any) -> None:
+def _listing_group(parsed: AnsibleInventory, name: str, content: Any) -> None:
     group = parsed.group(name)
     if isinstance(content, list):
         content = {"hosts": content}
@@ -351,7 +351,7 @@ def _items(values: Any) -> Iterable[Any]:
     return values if isinstance(values, list | dict) else [values]
 
 
-def _add_host(parsed: Parsed, group: str, host: str, variables: dict[str, Var]) -> None:
+def _add_host(parsed: AnsibleInventory, group: str, host: str, variables: dict[str, Var]) -> None:
     """Add a host. Names are not patterns in this format."""
     if "[" in host or "]" in host:
         parsed.problems.append((0, f"{shown(host)} is not a host"))
