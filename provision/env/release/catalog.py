@@ -6,14 +6,14 @@ docs/releases.md, "On a node", describes all paths.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from provision.errors import ClusterctlError
 from provision.model import Finding, Inventory
 from provision.render import render
-from provision.script import whole
+from provision.script import printable, whole
 
 
 @dataclass(frozen=True)
@@ -204,9 +204,5 @@ def _count_text(bad: Sequence[tuple[str, ...]]) -> str:
         names = [name for what, name in bad if what == kind]
         if names:
             more = ", ..." if len(names) > SHOWN else ""
-            parts.append(f"{len(names)} {words} ({', '.join(_readable(names[:SHOWN]))}{more})")
+            parts.append(f"{len(names)} {words} ({', '.join(map(printable, names[:SHOWN]))}{more})")
     return "; ".join(parts)
-
-
-def _readable(names: Iterable[str]) -> Iterable[str]:
-    return (name.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for name in names)
