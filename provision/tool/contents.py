@@ -36,14 +36,14 @@ COMPLETE = ".complete"  # the archive's last member
 _NAME = "clusterctl"
 
 # Parts of the standard library that are omitted: tests, windows, installers, and additions of distributions.
-_LEFT_OUT = frozenset({
+_OMITTED = frozenset({
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtle.py", "turtledemo",
     "ensurepip", "EXTERNALLY-MANAGED", "sitecustomize.py", "usercustomize.py", "_distutils_system_mod.py",
 })  # fmt: skip
-_LEFT_OUT_STARTS = ("config-", "_test", "_ctypes_test", "_xx", "xxlimited", "libpython")
-_LEFT_OUT_ENDS = (".pyc", ".a", ".exe")
+_OMITTED_STARTS = ("config-", "_test", "_ctypes_test", "_xx", "xxlimited", "libpython")
+_OMITTED_ENDS = (".pyc", ".a", ".exe")
 # Extension modules that clusterctl does not import. Including them would require their libraries.
-_MODULES_LEFT_OUT = frozenset({
+_OMITTED_MODULES = frozenset({
     "_crypt", "_curses", "_curses_panel", "_dbm", "_gdbm", "_sqlite3", "_tkinter", "_uuid", "nis", "ossaudiodev",
     "readline",
 })  # fmt: skip
@@ -136,16 +136,16 @@ def _stdlib(python: Interpreter) -> Iterator[tuple[str, Path]]:
 
 def _walk(top: Path) -> Iterator[tuple[str, Path]]:
     for folder, folders, files in os.walk(top):
-        folders[:] = [name for name in folders if not _left_out(name)]
+        folders[:] = [name for name in folders if not _is_omitted(name)]
         for name in files:
             path = Path(folder, name)
-            if not _left_out(name) and path.is_file():
+            if not _is_omitted(name) and path.is_file():
                 yield path.relative_to(top).as_posix(), path
 
 
-def _left_out(name: str) -> bool:
-    is_module = name.endswith(".so") and name.partition(".")[0] in _MODULES_LEFT_OUT
-    return name in _LEFT_OUT or name.startswith(_LEFT_OUT_STARTS) or name.endswith(_LEFT_OUT_ENDS) or is_module
+def _is_omitted(name: str) -> bool:
+    is_module = name.endswith(".so") and name.partition(".")[0] in _OMITTED_MODULES
+    return name in _OMITTED or name.startswith(_OMITTED_STARTS) or name.endswith(_OMITTED_ENDS) or is_module
 
 
 def _packages() -> Iterator[tuple[str, Path]]:

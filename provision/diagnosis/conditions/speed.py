@@ -191,7 +191,7 @@ def _list_low(low: Mapping[int, float]) -> str:
     return f"GPU {','.join(map(str, sorted(low)))} {'is' if len(low) == 1 else 'are'} busy {use:.0f} % of the time"
 
 
-def _left_out(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
+def _partly_unused(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
     for record in evidence.records:
         found = gpus(training(record))
         unused = [index for index, rows in found.items() if len(rows) >= limits["samples"].value and _unused(rows)]
@@ -240,7 +240,7 @@ GPU_RULES = (
     Rule(
         id="gpu.unused",
         title="A GPU is not used",
-        look=_left_out,
+        look=_partly_unused,
         limits={"samples": _SAMPLES},
         fix=(
             (

@@ -19,7 +19,7 @@ from provision.inventory.schema import as_gpus, as_port, as_user
 if TYPE_CHECKING:
     from provision.inventory.new_nodes import Wanted
 
-_LEFT_OUT = {"max_slots", "max-slots", "binding", "ifhn"}
+_OMITTED = {"max_slots", "max-slots", "binding", "ifhn"}
 _MOST_SLOTS = 1024
 _SSH = "22"
 
@@ -46,7 +46,7 @@ def read(text: str) -> Found:
             continue
         options, unknown = _options(words)
         problems += [f"line {number}: {each} is not understood; a line is HOST slots=N" for each in unknown]
-        for key in options.keys() & _LEFT_OUT:
+        for key in options.keys() & _OMITTED:
             left_out[key].append(number)
         try:
             user, address, port, slots = _target(word, options.get("slots"))
@@ -79,7 +79,7 @@ def _options(words: list[str]) -> tuple[dict[str, str], list[str]]:
     unknown: list[str] = []
     for word in words:
         key, equals, value = word.partition("=")
-        if equals and key in {"slots", "user", *_LEFT_OUT}:
+        if equals and key in {"slots", "user", *_OMITTED}:
             options[key] = value
         else:
             unknown.append(shown(word))
