@@ -265,7 +265,7 @@ def _time(event: Event) -> float | None:
     return None if value is None else float(value)
 
 
-def once(found: Iterable[Sign]) -> tuple[Sign, ...]:
+def drop_repeats(found: Iterable[Sign]) -> tuple[Sign, ...]:
     """The first sign of each cause on each rank; a rank's own line is preferred to its launcher's."""
     first: dict[tuple[str, str, int | None], Sign] = {}
     for sign in found:

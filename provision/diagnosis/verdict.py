@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from provision.diagnosis.cause import GRADES, Sign
 from provision.diagnosis.causes import TABLE
 from provision.diagnosis.evidence import comparable
-from provision.diagnosis.signs import last_lines, once, place_of, signs
+from provision.diagnosis.signs import drop_repeats, last_lines, place_of, signs
 
 if TYPE_CHECKING:
     from provision.diagnosis.evidence import Evidence, Line, Record
@@ -65,13 +65,13 @@ def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
     """
     places = {record.node: record.node_rank for record in evidence.records}
     by_file = not comparable(evidence)
-    found = once(sorted(signs(evidence), key=lambda sign: _order(sign, places, by_file=by_file)))
+    found = drop_repeats(sorted(signs(evidence), key=lambda sign: _order(sign, places, by_file=by_file)))
     if not ended:
         found = tuple(sign for sign in found if _is_consistent(sign, evidence))
     reason = _reason(evidence)
     first = _first_of_files(found, evidence) if by_file else _first(found, places)
     if first is None:
-        node, rank = _whose(found, evidence)
+        node, rank = _failed_place(found, evidence)
         record = next((each for each in evidence.records if each.node == node), None)
         last = _last(record, rank) if record else ()
         reason = reason or _exit(found)
@@ -171,7 +171,7 @@ def _exit(found: Sequence[Sign]) -> str:
     return f"ended with exit code {codes[0]}" if codes else ""
 
 
-def _whose(found: Sequence[Sign], evidence: Evidence) -> tuple[str, int | None]:
+def _failed_place(found: Sequence[Sign], evidence: Evidence) -> tuple[str, int | None]:
     """Node and rank of an unexplained first failure: from the agents' reason, else from the first echo."""
     for record in evidence.records:
         for event in reversed(record.events):

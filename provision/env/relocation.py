@@ -267,7 +267,7 @@ def is_used(data: bytes | mmap, found: list[re.Match[bytes]]) -> bool:
     """Whether a running program may use one of the matched paths."""
     if data[:4] != elf.MAGIC:
         return False
-    loaded = elf.loaded(data)
+    loaded = elf.loaded_ranges(data)
     return any(any(match.start() in part for part in loaded) and not names_source(data, match.end()) for match in found)
 
 

@@ -107,17 +107,17 @@ def unplug(state: State) -> None:
     Raises:
         ClusterctlError: some could not be removed.
     """
-    there = present(state)
+    there = existing_links(state)
     if there:
         # -force: the kernel may delete the cable of a dead node at the same time.
         with suppress(ClusterctlError):
             run("ip", "-force", "-batch", "-", stdin="".join(f"link delete {name}\n" for name in there))
-    left = present(state)
+    left = existing_links(state)
     if left:
         raise ClusterctlError(f"network devices {', '.join(left)} cannot be removed", hint=f"ip link delete {left[0]}")
 
 
-def present(state: State) -> list[str]:
+def existing_links(state: State) -> list[str]:
     """The existing network devices of the sandbox."""
     known = {name for _, name in socket.if_nameindex()}
     return [name for name in state.links if name in known]

@@ -141,7 +141,7 @@ def _strip_elf(data: bytes) -> bytes:
     if not all(each[2] & _ALLOCATED for each in sections[1:kept]) or size != section.size:
         return data  # symbols refer to sections by number, which would change
     ends = [each[4] + each[5] for each in sections[1:kept] if each[1] != _NO_BITS]
-    end = max(*ends, *(piece.stop for piece in elf.loaded(data)))
+    end = max(*ends, *(piece.stop for piece in elf.loaded_ranges(data)))
     _, _, _, _, offset, length, *_ = sections[names]
     text = data[offset : offset + length]
     place = -(-(end + length) // 8) * 8

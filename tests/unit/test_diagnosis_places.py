@@ -182,12 +182,12 @@ def test_logs_with_years_are_compared(tmp_path):
 
 
 def test_a_year_that_comes_later_in_the_file_counts_for_its_beginning():
-    one, two = reading.log(GLOG.format(0, 11, 22, 7, "x") + "2026-11-22T07:15:00.000 y", "n")
+    one, two = reading.log_lines(GLOG.format(0, 11, 22, 7, "x") + "2026-11-22T07:15:00.000 y", "n")
     assert two.time - one.time == 900
 
 
 def test_syslogs_times_are_read_and_the_year_may_turn():
-    one, two, three = reading.log("Dec 31 23:59:58 x\nJan  1 00:00:01 y\nJan  1 00:00:02.5 z", "n")
+    one, two, three = reading.log_lines("Dec 31 23:59:58 x\nJan  1 00:00:01 y\nJan  1 00:00:02.5 z", "n")
     assert (two.time - one.time, three.time - two.time) == (3, 1.5)
 
 

@@ -51,6 +51,6 @@ def test_what_is_no_number_is_null_in_events_and_comes_back(tmp_path):
 
 
 def test_what_a_run_log_holds_is_read_by_diagnose_alike():
-    lines = reading.log(data("gpt.log").decode(), "node01")
+    lines = reading.log_lines(data("gpt.log").decode(), "node01")
     told = [(each["step"], each.get("loss"), each.get("eval_loss")) for each in reading.progress(lines)]
     assert told == [(each.step, each.loss, each.eval_loss) for each in readings(data("gpt.log"))]

@@ -206,7 +206,7 @@ class LargeFile:
     def _loaded(self) -> tuple[range, ...]:
         """The bytes that a process loads; empty if the file is not ELF."""
         with mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ) as data:
-            return elf.loaded(data) if data[:4] == elf.MAGIC else ()
+            return elf.loaded_ranges(data) if data[:4] == elf.MAGIC else ()
 
 
 def find_traits(path: str, data: memoryview) -> Traits:

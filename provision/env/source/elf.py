@@ -48,7 +48,7 @@ def glibc(read: Read) -> tuple[int, int] | None:
         return None
 
 
-def loaded(data: bytes | mmap) -> tuple[range, ...]:
+def loaded_ranges(data: bytes | mmap) -> tuple[range, ...]:
     """The bytes of an ELF file that a process loads (PT_LOAD); the rest is for linkers and debuggers.
 
     Returns:
