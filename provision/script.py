@@ -137,7 +137,7 @@ def parse(token: str, out: str) -> tuple[StepResult, ...]:
         state = cast("StepState", found["state"])
         detail = ""
         if state == "failed":
-            detail = _printable(out[found.end() : end].strip("\n")) or f"exit code {found['rc']}"
+            detail = printable(out[found.end() : end].strip("\n")) or f"exit code {found['rc']}"
         name = names.get(found["index"], f"step {found['index']}")
         results.append(StepResult(name, state, detail, max(0, int(found["ms"])) / 1000))
     return tuple(results)
@@ -154,6 +154,6 @@ def whole(text: str) -> int:
     return int(text)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """``text`` without surrogates, which stand for bytes that are not UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

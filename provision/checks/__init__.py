@@ -8,13 +8,13 @@ registration. A module has the constants below; a declaration takes the same wor
     What is true of a healthy node: a few words that begin with a small letter.
 ``WHY``
     One or two sentences: what happens to a training when this is wrong.
-``PROBE`` or ``probe(seen, node)``
+``PROBE`` or ``probe(plan, node)``
     sh that prints what ``judge`` reads; a function where it depends on the inventory or the node. It runs as the
     training user with the locale C and no input. It always prints something: an empty answer means that the probe
     failed. Answers are cut at 64 KiB.
 ``judge``
-    Names the arguments it needs. With ``answer`` (and ``node``, ``seen``, ``limits``) it judges one node and returns a
-    Judgement: ``ok``, ``warn``, ``fail``, ``unknown`` or ``not_here``. With ``answers`` (and ``seen``, ``limits``) it
+    Names the arguments it needs. With ``answer`` (and ``node``, ``plan``, ``limits``) it judges one node and returns a
+    Judgement: ``ok``, ``warn``, ``fail``, ``unknown`` or ``not_here``. With ``answers`` (and ``plan``, ``limits``) it
     sees all nodes that answered and yields ``node, judgement`` for each.
 
 Optional:
@@ -173,9 +173,9 @@ class Check:
     measure: str = ""
     about: str = ""
 
-    def probe_for(self, seen: Plan, node: Node) -> str:
+    def probe_for(self, plan: Plan, node: Node) -> str:
         """The sh to run on a node."""
-        return self.probe if isinstance(self.probe, str) else call(self.probe, seen=seen, node=node)
+        return self.probe if isinstance(self.probe, str) else call(self.probe, plan=plan, node=node)
 
 
 def call(function: Callable[..., Any], **values: object) -> Any:
@@ -189,11 +189,11 @@ def judge_of(function: Callable[..., Any]) -> Callable[[Plan, Answers], Judgemen
     code = function.__code__
     names = code.co_varnames[: code.co_argcount]
     if "answer" not in names:
-        return lambda seen, answers: call(function, seen=seen, answers=answers, limits=seen.limits)
+        return lambda plan, answers: call(function, plan=plan, answers=answers, limits=plan.limits)
 
-    def judge(seen: Plan, answers: Answers) -> Judgements:
+    def judge(plan: Plan, answers: Answers) -> Judgements:
         for node, answer in answers.items():
-            yield node, call(function, seen=seen, node=node, answer=answer, limits=seen.limits)
+            yield node, call(function, plan=plan, node=node, answer=answer, limits=plan.limits)
 
     return judge
 
@@ -202,7 +202,7 @@ def judge_of(function: Callable[..., Any]) -> Callable[[Plan, Answers], Judgemen
 def ids() -> tuple[str, ...]:
     """The ids of all checks, sorted."""
     found = {name.replace("_", ".", 1) for name in _files() if "_" in name}
-    return tuple(sorted(found | {each for name in _files() if "_" not in name for each in _declared(name)}))
+    return tuple(sorted(found | {each for name in _files() if "_" not in name for each in _declarations(name)}))
 
 
 @cache
@@ -211,7 +211,7 @@ def _files() -> frozenset[str]:
 
 
 @cache
-def _declared(subject: str) -> Mapping[str, Check]:
+def _declarations(subject: str) -> Mapping[str, Check]:
     """The checks that a subject file declares."""
     if subject not in _files():
         return {}
@@ -226,7 +226,7 @@ def _declared(subject: str) -> Mapping[str, Check]:
 
 def known(check: str) -> bool:
     """Whether there is a check with this id. Imports at most its subject file."""
-    return ("." in check and check.replace(".", "_", 1) in _files()) or check in _declared(check.partition(".")[0])
+    return ("." in check and check.replace(".", "_", 1) in _files()) or check in _declarations(check.partition(".")[0])
 
 
 @cache
@@ -235,7 +235,7 @@ def load(check: str) -> Check:
     name = check.replace(".", "_", 1)
     if name in _files():
         return _from_module(check, import_module(f"provision.checks.{name}"))
-    return _declared(check.partition(".")[0])[check]
+    return _declarations(check.partition(".")[0])[check]
 
 
 def _from_module(check: str, module: ModuleType) -> Check:
@@ -267,7 +267,7 @@ _OPTIONS = (
 )
 
 
-def judged(name: str, seen: Plan, answers: Answers) -> Iterator[Finding]:
+def judged(name: str, plan: Plan, answers: Answers) -> Iterator[Finding]:
     """The check's finding for every answer; UNKNOWN if its tool is missing or hung."""
     check = load(name)
     good = {}
@@ -290,7 +290,7 @@ def judged(name: str, seen: Plan, answers: Answers) -> Iterator[Finding]:
         else:
             good[node] = answer
     if good:
-        yield from (finding(name, node, judgement) for node, judgement in check.judge(seen, good))
+        yield from (finding(name, node, judgement) for node, judgement in check.judge(plan, good))
 
 
 def finding(check: str, node: str, judgement: Judgement) -> Finding:

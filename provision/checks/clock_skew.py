@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from statistics import median
 
 from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unknown, warn
-from provision.checks.kit.measures import Offset, offset, shown, span
+from provision.checks.kit.measures import Offset, offset, show_offset, span
 
 LEVEL = 1
 MEASURE = "clock"
@@ -20,7 +20,7 @@ WHY = (
 LIMITS = {"skew_ms": 50, "skew_max_ms": 1000}
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, answers: Answers) -> Judgements:
     """WARN over ``skew_ms``, FAIL over ``skew_max_ms``; from rank 0 with two nodes, else from the middle of all."""
     found = {name: one for name, answer in answers.items() if (one := offset(answer))}
     for name, answer in answers.items():
@@ -31,13 +31,13 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         reference, called = _reference(found)
         ahead = found[name].minus(reference)
         certain = max(0.0, abs(ahead.seconds) - ahead.error) * 1e3
-        observed = f"{shown(ahead)} against {called}"
+        observed = f"{show_offset(ahead)} against {called}"
         fix = "services: chrony: {} in the inventory, or by hand before a training: chronyc makestep"
-        if certain > seen.limits["skew_max_ms"]:
-            yield name, fail(observed, expected=f"below {span(seen.limits['skew_max_ms'] / 1e3)}", fix=fix)
-        elif certain > seen.limits["skew_ms"]:
-            yield name, warn(observed, expected=f"below {span(seen.limits['skew_ms'] / 1e3)}", fix=fix)
-        elif ahead.error * 1e3 > seen.limits["skew_max_ms"]:
+        if certain > plan.limits["skew_max_ms"]:
+            yield name, fail(observed, expected=f"below {span(plan.limits['skew_max_ms'] / 1e3)}", fix=fix)
+        elif certain > plan.limits["skew_ms"]:
+            yield name, warn(observed, expected=f"below {span(plan.limits['skew_ms'] / 1e3)}", fix=fix)
+        elif ahead.error * 1e3 > plan.limits["skew_max_ms"]:
             yield name, unknown(f"{observed}: cannot be measured more precisely", fix=f"install coreutils on {name}")
         else:
             yield name, ok(observed)

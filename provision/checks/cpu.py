@@ -1,4 +1,4 @@
-"""Processors: the simple checks."""
+"""Processors: the checks."""
 
 import re
 from collections import Counter
@@ -7,13 +7,16 @@ from collections.abc import Mapping
 from provision.checks.kit import (
     PROCESSORS,
     Answer,
+    Answers,
     Judgement,
+    Judgements,
     Level,
     cpus,
     each_node,
     equal,
     many,
     number,
+    odd,
     ok,
     pairs,
     threshold,
@@ -110,6 +113,63 @@ def _load(answer: Answer, limits: Mapping[str, float]) -> Level | None:
         return None
     allowed = f"at most {limits['busy_percent'] * count / 100:g}"
     return Level(100 * float(load[0]) / count, f"load {load[0]} on {count} CPUs", expected=allowed)
+
+
+@each_node(
+    "cpu.count",
+    "every processor is online, as many as on the other nodes",
+    probe=PROCESSORS,
+    why="A node with fewer processors feeds its GPUs more slowly, and every other node waits for it in every step.",
+)
+def count(answers: Answers) -> Judgements:
+    """Offline processors first, then their number compared.
+
+    ``present``, ``online`` and ``smt/control`` of /sys/devices/system/cpu (ABI/testing/sysfs-devices-system-cpu). Where
+    SMT is switched off the second threads are present and offline on purpose.
+    """
+    numbers: dict[str, int] = {}
+    for name, answer in answers.items():
+        facts = pairs(answer)
+        present, online = cpus(facts.get("present")), cpus(facts.get("online"))
+        if present is None or online is None:
+            yield name, unread(answer)
+        elif online < present and facts.get("smt") not in {"off", "forceoff"}:
+            observed = f"{online} of {present} CPUs online ({facts['online']})"
+            fix = "echo 1 into /sys/devices/system/cpu/cpuN/online; if it stays offline see dmesg and the firmware"
+            yield name, warn(observed, expected=f"{present} CPUs", fix=fix)
+        else:
+            numbers[name] = online
+    fix = "set hyper-threading and core counts alike in the firmware; look for maxcpus= and nosmt in /proc/cmdline"
+    yield from odd(numbers, fix=fix, show=lambda count: many(count, "CPU"))
+
+
+@each_node(
+    "cpu.numa",
+    "every GPU and network card knows its NUMA node",
+    probe=PROCESSORS,
+    why="Ranks cannot be bound beside their GPU: their copies cross the link between sockets, which is slower.",
+)
+def numa(answers: Answers) -> Judgements:
+    """Devices without a NUMA node first, then the number of NUMA nodes compared.
+
+    ``numa_node`` of a PCI device is -1 where the firmware does not report it (Documentation/ABI/testing/sysfs-bus-pci).
+    With a single NUMA node this does not matter.
+    """
+    numbers: dict[str, int] = {}
+    for name, answer in answers.items():
+        nodes = cpus(pairs(answer).get("nodes", "0" if answer.lines else None))
+        if nodes is None:
+            yield name, unread(answer)
+            continue
+        devices = [line.split()[1] for line in answer.lines if line.startswith("pci ") and line.endswith(" -1")]
+        if nodes > 1 and devices:
+            observed = f"{nodes} NUMA nodes, and {', '.join(devices)} on none of them"
+            fix = "update the firmware, or give the proximity domains of PCI devices free in its NUMA settings"
+            yield name, warn(observed, expected="a NUMA node for every device", fix=fix)
+        else:
+            numbers[name] = nodes
+    fix = "set NUMA nodes per socket (NPS on AMD, SNC on Intel) alike in the firmware"
+    yield from odd(numbers, fix=fix, show=lambda count: many(count, "NUMA node"))
 
 
 CHECKS = (

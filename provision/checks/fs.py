@@ -2,8 +2,25 @@
 
 from collections.abc import Mapping
 
-from provision.checks.kit import GIB, Answer, Judgement, Plan, df, each_node, fail, human, many, ok, pairs, unread, warn
+from provision.checks.kit import (
+    GIB,
+    Answer,
+    Answers,
+    Judgement,
+    Judgements,
+    Plan,
+    df,
+    each_node,
+    fail,
+    human,
+    many,
+    ok,
+    pairs,
+    unread,
+    warn,
+)
 from provision.checks.kit.mounts import NETWORK, folders, lies, mount_of, mounts, nearest, plain
+from provision.render import quote
 
 # On a healthy node this takes one grep.
 _DSTATE_PROBE = """\
@@ -53,13 +70,13 @@ def dstate(answer: Answer) -> Judgement:
     hung = [line.split(None, 3)[1:] for line in answer.lines if line.startswith("hung ") and len(line.split()) > 3]
     if not hung:
         return ok("none hangs")
-    shown = ", ".join(f"{program.strip('()')} ({pid})" for pid, _, program in hung[:5])
+    programs = ", ".join(f"{program.strip('()')} ({pid})" for pid, _, program in hung[:5])
     waits = sorted({function for _, function, _ in hung if function != "0"})
     network = any(function.startswith(_NETWORK) for function in waits)
-    said = f"{len(hung)} in state D: {shown}" + (f", waiting in {', '.join(waits)}" if waits else "")
+    observed = f"{len(hung)} in state D: {programs}" + (f", waiting in {', '.join(waits)}" if waits else "")
     fix = "bring the NFS server back, or umount -f -l the mount that hangs" if network else ""
     advice = "look at `clusterctl check --only fs.stale` and at dmesg for a disk; only a reboot ends what stays"
-    return fail(said, expected="none", fix=fix or advice)
+    return fail(observed, expected="none", fix=fix or advice)
 
 
 @each_node(
@@ -93,14 +110,14 @@ def fstab(answer: Answer) -> Judgement:
     probe=folders,
     why="Ranks that compile wait for one another's locks over the network, or fail without a home directory.",
 )
-def home(answer: Answer, seen: Plan) -> Judgement:
+def home(answer: Answer, plan: Plan) -> Judgement:
     """FAIL where it is missing or read-only, WARN where it lies on a network file system.
 
     Caches that programs keep below ~ (Triton, Inductor, torch extensions) are locked with flock(2), which waits or
     fails over a network. ``clusterctl train`` keeps them on the local disk; other jobs do not.
     """
     facts = pairs(answer)
-    home, user = facts.get("home"), seen.user or "USER"
+    home, user = facts.get("home"), plan.user or "USER"
     mount = lies(answer, home)
     if home is None:
         return unread(answer)
@@ -115,9 +132,9 @@ def home(answer: Answer, seen: Plan) -> Judgement:
     return ok(f"{home} on {mount.type}")
 
 
-def _probe_inodes(seen: Plan) -> str:
+def _probe_inodes(plan: Plan) -> str:
     """The free inodes at the releases' folder."""
-    return nearest(seen.inventory.root) + 'echo "at $at"\ndf -Pi "$at"\n'
+    return nearest(plan.inventory.root) + 'echo "at $at"\ndf -Pi "$at"\n'
 
 
 @each_node(
@@ -127,7 +144,7 @@ def _probe_inodes(seen: Plan) -> str:
     limits={"free_percent": 10, "files": 200_000},
     why="'No space left on device' although df shows plenty: a deploy or a cache of small files fails.",
 )
-def inodes(answer: Answer, seen: Plan) -> Judgement:
+def inodes(answer: Answer, plan: Plan) -> Judgement:
     """FAIL where an environment does not fit, WARN where few are left.
 
     ``df -Pi`` shows how many files ext4 and others can still hold; file systems without a fixed number (btrfs) show
@@ -140,13 +157,13 @@ def inodes(answer: Answer, seen: Plan) -> Judgement:
     if total == 0:
         return ok("no fixed number of files")
     share = 100 * free / total
-    said = f"{free} of {total} inodes free ({share:.0f} %)"
-    fix = f"see who has them: du --inodes -xd1 {seen.inventory.root} | sort -n; clusterctl prune"
-    if free < seen.limits["files"]:
-        return fail(said, expected=f"at least {seen.limits['files']:.0f} free", fix=fix)
-    if share < seen.limits["free_percent"]:
-        return warn(said, expected=f"at least {seen.limits['free_percent']:g} % free", fix=fix)
-    return ok(said)
+    observed = f"{free} of {total} inodes free ({share:.0f} %)"
+    fix = f"see who has them: du --inodes -xd1 {plan.inventory.root} | sort -n; clusterctl prune"
+    if free < plan.limits["files"]:
+        return fail(observed, expected=f"at least {plan.limits['files']:.0f} free", fix=fix)
+    if share < plan.limits["free_percent"]:
+        return warn(observed, expected=f"at least {plan.limits['free_percent']:g} % free", fix=fix)
+    return ok(observed)
 
 
 _MEMORY = frozenset({"tmpfs", "ramfs"})
@@ -161,7 +178,7 @@ _MEMORY = frozenset({"tmpfs", "ramfs"})
         "all."
     ),
 )
-def localenv(answer: Answer, seen: Plan) -> Judgement:
+def localenv(answer: Answer, plan: Plan) -> Judgement:
     """WARN for a network file system, and for one in memory.
 
     The type of the file system in /proc/self/mounts. A cold ``import torch`` opens some thousand small files, and every
@@ -171,13 +188,13 @@ def localenv(answer: Answer, seen: Plan) -> Judgement:
     if mount is None:
         return unread(answer)
     if mount.type in NETWORK:
-        said = f"{seen.inventory.root} lies on {mount.type} of {mount.source}"
+        observed = f"{plan.inventory.root} lies on {mount.type} of {mount.source}"
         fix = "choose a `prefix` on a local disk: clusterctl copies the environment to every node"
-        return warn(said, expected="a local disk", fix=fix)
+        return warn(observed, expected="a local disk", fix=fix)
     if mount.type in _MEMORY:
-        said = f"{seen.inventory.root} is in memory ({mount.type})"
+        observed = f"{plan.inventory.root} is in memory ({mount.type})"
         fix = "choose a `prefix` on a disk: files in memory use RAM and are lost at a reboot"
-        return warn(said, expected="a local disk", fix=fix)
+        return warn(observed, expected="a local disk", fix=fix)
     return ok(f"{mount.type} of {mount.source}")
 
 
@@ -238,9 +255,9 @@ def readonly(answer: Answer) -> Judgement:
         fix = f"see dmesg and smartctl -a {mount.source}; fsck it unmounted, replace a failing disk"
         return fail(f"{mount.target} ({mount.source}) is read-only", expected="writable", fix=fix)
     if wrong:
-        said = ", ".join(f"{many(int(count), 'error')} on {device}" for device, count in wrong)
+        observed = ", ".join(f"{many(int(count), 'error')} on {device}" for device, count in wrong)
         fix = f"see dmesg and smartctl -a /dev/{wrong[0][0]}; fsck -f it unmounted"
-        return warn(said, expected="none", fix=fix)
+        return warn(observed, expected="none", fix=fix)
     return ok("all writable, no errors")
 
 
@@ -250,8 +267,8 @@ while read -r source target type rest; do
         nfs | nfs4 | cifs | smb3 | ceph | lustre | fuse.glusterfs | fuse.sshfs)
             target=$(printf '%b' "$target")
             {
-                said=$(timeout -k 1 4 stat -f "$target" 2>&1 >/dev/null)
-                echo "mount $? $source $target $said"
+                output=$(timeout -k 1 4 stat -f "$target" 2>&1 >/dev/null)
+                echo "mount $? $source $target $output"
             } &
             ;;
     esac
@@ -285,11 +302,11 @@ def stale(answer: Answer) -> Judgement:
         return ok(f"{len(found)} of {len(found)} answer" if found else "no network mounts")
     refused = [each for each in bad if each[-1].endswith("Permission denied")]
     rc, source, target = next((each for each in bad if each not in refused), bad[0])[:3]
-    said = next((each[3] for each in bad if each[2] == target and len(each) > 3), f"exit code {rc}")
+    message = next((each[3] for each in bad if each[2] == target and len(each) > 3), f"exit code {rc}")
     if len(refused) == len(bad):
         fix = f"look at the export on the server (exportfs -v), and at the folders above {target}"
-        return warn(f"{target}: {said}", expected="an answer", fix=fix)
-    observed = f"{target} of {source} did not answer within 4 s" if rc in {"124", "137"} else f"{target}: {said}"
+        return warn(f"{target}: {message}", expected="an answer", fix=fix)
+    observed = f"{target} of {source} did not answer within 4 s" if rc in {"124", "137"} else f"{target}: {message}"
     fix = f"is the server up? then umount -f -l {target} && mount {target}; on the server: exportfs -ra"
     return fail(observed, expected="an answer", fix=fix)
 
@@ -328,7 +345,47 @@ def tmp(answer: Answer, limits: Mapping[str, float]) -> Judgement:
     if "writable" not in facts or room is None:
         return unread(answer)
     if room[1] * 1024 < limits["free_gib"] * GIB:
-        said = f"{human(room[1] * 1024)} free in {at}"
+        observed = f"{human(room[1] * 1024)} free in {at}"
         fix = f"see what fills it: du -xhd1 {at}; or set TMPDIR to a larger disk"
-        return warn(said, expected=f"at least {limits['free_gib']:g} GiB", fix=fix)
+        return warn(observed, expected=f"at least {limits['free_gib']:g} GiB", fix=fix)
     return ok(f"{human(room[1] * 1024)} free in {at}")
+
+
+def _space_probe(plan: Plan) -> str:
+    """What is free, and whether the bundle's release is there already."""
+    script = nearest(plan.inventory.root) + 'echo "at $at"\ndf -Pk "$at"\n'
+    if plan.manifest is None:
+        return script
+    release = plan.inventory.root / "releases" / plan.manifest.release_id
+    return script + f"if [ -d {quote(release)} ]; then echo deployed; fi\n"
+
+
+@each_node(
+    "fs.space",
+    "the disk of the releases has room",
+    probe=_space_probe,
+    limits={"free_gib": 20, "releases": 2.2},
+    why="A deploy stops half way, or a checkpoint is cut short: 'No space left on device' after hours of training.",
+)
+def space(plan: Plan, answers: Answers) -> Judgements:
+    """FAIL below the larger of the limit and what the bundle needs.
+
+    ``df -P`` (POSIX) of the folder above the inventory's prefix, or of the nearest one that exists. The previous
+    release stays, and a transfer needs a part of its size again: 2.2 times the unpacked size of the bundle.
+    """
+    size = sum(entry.size for entry in plan.manifest.files) if plan.manifest else 0
+    for name, answer in answers.items():
+        room = df(answer)
+        if room is None:
+            yield name, unread(answer)
+            continue
+        needed = 0 if "deployed" in answer.lines else size * plan.limits["releases"]
+        wanted = max(needed, plan.limits["free_gib"] * GIB)
+        free = room[1] * 1024
+        observed = f"{human(free)} free at {next((line[3:] for line in answer.lines if line.startswith('at ')), '?')}"
+        if free >= wanted:
+            yield name, ok(observed)
+        else:
+            fix = "clusterctl prune; see what fills it: du -xhd1 " + str(plan.inventory.root)
+            expected = f"at least {human(wanted)}" + (" for this bundle" if needed == wanted else "")
+            yield name, fail(observed, expected=expected, fix=fix)

@@ -20,23 +20,25 @@ _NFS = frozenset({"nfs", "nfs4"})
 probe = folders
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, answers: Answers) -> Judgements:
     """FAIL for the first share that is not where it should be."""
-    nodes = {node.name: node for node in seen.inventory.nodes}
+    nodes = {node.name: node for node in plan.inventory.nodes}
     tables = {name: mounts(answer) for name, answer in answers.items()}
-    wanted = shares(seen) or _usual(tables)
+    wanted = shares(plan) or _usual(tables)
     for name, table in tables.items():
         if mount_of(table, "/") is None:
             yield name, unread(answers[name])
             continue
         own = {name, *(hosts(nodes[name]) if name in nodes else ())}
-        asked = [share for share in wanted if not {share.server, *(s.partition(":")[0] for s in share.sources)} & own]
-        wrong = [found for share in asked if (found := _wrong(share, table))]
+        external = [
+            share for share in wanted if not {share.server, *(s.partition(":")[0] for s in share.sources)} & own
+        ]
+        wrong = [found for share in external if (found := _wrong(share, table))]
         if wrong:
-            said, expected, fix = wrong[0]
-            yield name, fail(said, expected=expected, fix=fix)
-        elif asked:
-            yield name, ok(", ".join(f"{share.path} from {share.server}" for share in asked))
+            observed, expected, fix = wrong[0]
+            yield name, fail(observed, expected=expected, fix=fix)
+        elif external:
+            yield name, ok(", ".join(f"{share.path} from {share.server}" for share in external))
         else:
             yield name, ok("serves the shared folders" if wanted else "no shared folder is named or mounted")
 

@@ -16,36 +16,36 @@ WHY = "A soft mount loses written data when the server is slow; one connection l
 probe = folders
 
 
-def judge(answer: Answer, seen: Plan) -> Judgement:
+def judge(answer: Answer, plan: Plan) -> Judgement:
     """FAIL for a soft mount, WARN for slow options."""
     table = mounts(answer)
     if mount_of(table, "/") is None:
         return unread(answer)
     nfs = [mount for mount in table if mount.type in {"nfs", "nfs4"}]
     soft = [mount for mount in nfs if {"soft", "softerr"} & {*mount.options}]
-    slow = [(mount, observed) for mount in nfs if (observed := _slow(seen, mount))]
+    slow = [(mount, observed) for mount in nfs if (observed := _slow(plan, mount))]
     if soft:
         fix = f"mount it hard: in /etc/fstab, then umount {soft[0].target} && mount {soft[0].target}"
         return fail(f"{soft[0].target} is mounted soft", expected="hard", fix=fix)
     if slow:
         mount, observed = slow[0]
-        wanted = f"nconnect={seen.limits['connections'] * 2:g},rsize=1048576,wsize=1048576"
+        wanted = f"nconnect={plan.limits['connections'] * 2:g},rsize=1048576,wsize=1048576"
         fix = f"{wanted} in /etc/fstab; umount every mount of that server before it is mounted again"
         expected = (
-            f"nconnect of at least {seen.limits['connections']:g}, transfers of {seen.limits['transfer_kib']:g} KiB"
+            f"nconnect of at least {plan.limits['connections']:g}, transfers of {plan.limits['transfer_kib']:g} KiB"
         )
         return warn(f"{mount.target}: {observed}", expected=expected, fix=fix)
     return ok(many(len(nfs), "hard mount") if nfs else "no NFS mounts")
 
 
-def _slow(seen: Plan, mount: Mount) -> str:
+def _slow(plan: Plan, mount: Mount) -> str:
     """What of a mount's options is slow."""
     found = []
     connections = number(mount.option("nconnect")) or 1
-    if connections < seen.limits["connections"] and mount.option("proto") != "rdma":
+    if connections < plan.limits["connections"] and mount.option("proto") != "rdma":
         found.append(f"nconnect={connections}")
     for key in ("rsize", "wsize"):
         size = number(mount.option(key))
-        if size is not None and size < seen.limits["transfer_kib"] * 1024:
+        if size is not None and size < plan.limits["transfer_kib"] * 1024:
             found.append(f"{key}={size}")
     return ", ".join(found)

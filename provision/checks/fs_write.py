@@ -5,7 +5,7 @@ do not tell: a server's root_squash, a quota and a read-only mount refuse as wel
 the nearest one above it must be writable.
 """
 
-from provision.checks.kit import Answers, Judgements, Plan, fail, ok, pairs, unread
+from provision.checks.kit import Answer, Judgement, Plan, fail, ok, pairs, unread
 from provision.checks.kit.mounts import nearest
 from provision.render import quote
 
@@ -13,20 +13,20 @@ TITLE = "the login may write where the releases lie"
 WHY = "`clusterctl deploy` and every run write there: without it nothing can be sent to this node."
 
 
-def probe(seen: Plan) -> str:
+def probe(plan: Plan) -> str:
     """Write and remove one file, or tell about the folder above."""
-    root = quote(seen.inventory.root)
+    root = quote(plan.inventory.root)
     return (
-        nearest(seen.inventory.root)
+        nearest(plan.inventory.root)
         + f"""\
 echo "at $at"
 if [ "$at" = {root} ]; then
     file=$at/.clusterctl-check.$$
-    if said=$({{ : >"$file"; }} 2>&1); then
+    if output=$({{ : >"$file"; }} 2>&1); then
         rm -f "$file"
         echo "writable yes"
     else
-        echo "refused $said"
+        echo "refused $output"
     fi
 elif [ -w "$at" ]; then
     echo "writable yes"
@@ -38,18 +38,16 @@ echo "user $(id -un 2>/dev/null || id -u)"
     )
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, answer: Answer) -> Judgement:
     """FAIL where it is refused."""
-    root = seen.inventory.root
-    for name, answer in answers.items():
-        facts = pairs(answer)
-        at, user = facts.get("at", ""), facts.get("user", "USER")
-        if "writable" in facts:
-            yield name, ok(f"{at} takes files" if at == str(root) else f"{root} can be made in {at}")
-        elif "refused" in facts:
-            said = facts["refused"].rpartition(": ")[2]
-            observed = f"{at}: {said}" if at == str(root) else f"{root} is missing, and {user} may not write to {at}"
-            fix = f"as root: mkdir -p {root} && chown {user} {root}; if it is theirs, look at the mount and the quota"
-            yield name, fail(observed, expected=f"{user} may write to {root}", fix=fix)
-        else:
-            yield name, unread(answer)
+    root = plan.inventory.root
+    facts = pairs(answer)
+    at, user = facts.get("at", ""), facts.get("user", "USER")
+    if "writable" in facts:
+        return ok(f"{at} takes files" if at == str(root) else f"{root} can be made in {at}")
+    if "refused" in facts:
+        reason = facts["refused"].rpartition(": ")[2]
+        observed = f"{at}: {reason}" if at == str(root) else f"{root} is missing, and {user} may not write to {at}"
+        fix = f"as root: mkdir -p {root} && chown {user} {root}; if it is theirs, look at the mount and the quota"
+        return fail(observed, expected=f"{user} may write to {root}", fix=fix)
+    return unread(answer)

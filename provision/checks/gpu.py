@@ -6,26 +6,34 @@ from collections.abc import Mapping
 
 from provision.checks.kit import (
     Answer,
+    Answers,
     Judgement,
+    Judgements,
+    Plan,
+    close,
     each_node,
     fail,
     not_here,
+    odd,
     ok,
     unknown,
     unread,
     warn,
 )
 from provision.checks.kit.gpu import (
+    GPUS,
     LOG,
     PCI,
     SMI,
     Gpu,
     OwnFault,
+    alike,
     devices,
     each,
     each_gpu_node,
     equal_gpus,
-    query,
+    gpus,
+    rows,
     unanswered,
 )
 
@@ -257,14 +265,14 @@ def recovery(row: tuple[Gpu, ...]) -> Judgement:
     ``gpu_recovery_action`` is what the driver asks for: None, Reset, Reboot, Drain P2P, Drain and Reset (nvidia-smi's
     manual page); drivers before 565 do not have it.
     """
-    asked = {
+    actions = {
         gpu.index: gpu[_RECOVERY_FIELDS[1]]
         for gpu in row
         if gpu.has(_RECOVERY_FIELDS[1]) and gpu[_RECOVERY_FIELDS[1]] != "None"
     }
-    if asked:
+    if actions:
         fix = "stop the processes on it, then nvidia-smi --gpu-reset -i N, or reboot; dmesg | grep Xid shows why"
-        return fail(each(asked), expected="None", fix=fix)
+        return fail(each(actions), expected="None", fix=fix)
     return ok("None")
 
 
@@ -332,52 +340,6 @@ def sxid(answer: Answer) -> Judgement:
     return unknown("the kernel's log may not be read", fix=fix)
 
 
-_THROTTLE_FIELDS = ("index", "clocks_event_reasons.active")
-_THROTTLE_PROBE = f"""\
-out=$({query(*_THROTTLE_FIELDS)})
-rc=$?
-case $out in *'is not a valid field'*) exec {query("index", "clocks_throttle_reasons.active")} ;; esac
-printf '%s\\n' "$out"
-exit $rc
-"""
-_FAILS = {0x8: "hardware slowdown", 0x40: "thermal slowdown by the hardware", 0x80: "power brake from outside"}
-_WARNS = {0x20: "thermal slowdown by the driver"}
-_THROTTLE_FIX = (
-    "look at fans, air flow and power supplies (ipmitool sdr); nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
-)
-
-
-def _words(mask: int) -> str:
-    return ", ".join(word for bit, word in (_FAILS | _WARNS).items() if mask & bit)
-
-
-@each_gpu_node(
-    "gpu.throttle",
-    "no GPU is slowed down by heat or power",
-    reads=(_THROTTLE_FIELDS[1],),
-    query_fields=_THROTTLE_FIELDS,
-    probe=_THROTTLE_PROBE,
-    why="A GPU that is slowed down to half its clocks makes every rank of the run wait for it at every step.",
-)
-def throttle(row: tuple[Gpu, ...]) -> Judgement:
-    """FAIL for what the hardware does, WARN for what the driver does against heat.
-
-    Bits: NVML, "NvmlClocksEventReasons": 0x1 idle, 0x2 clocks set by a user, 0x4 the power cap, 0x8 hardware slowdown,
-    0x20 thermal slowdown by software, 0x40 by hardware, 0x80 power brake from outside. 0x1 and 0x4 are a healthy GPU's,
-    without and with work. Drivers before 535.54 know the field as clocks_throttle_reasons.active.
-    """
-    try:
-        masks = {gpu.index: int(gpu[_THROTTLE_FIELDS[1]], 16) for gpu in row if gpu.has(_THROTTLE_FIELDS[1])}
-    except ValueError as error:
-        return unknown(f"nvidia-smi's answer cannot be read: {error}")
-    reasons = {index: _words(mask) for index, mask in masks.items() if _words(mask)}
-    if not reasons:
-        return ok("no GPU is slowed down")
-    if any(mask & sum(_FAILS) for mask in masks.values()):
-        return fail(each(reasons), expected="none", fix=_THROTTLE_FIX)
-    return warn(each(reasons), expected="none", fix=_THROTTLE_FIX)
-
-
 _STACKED = ("6.0", "7.0", "8.0", "9.0", "10.0", "10.3")  # P100, V100, A100, H100 and H200, B200, B300
 _ECC_FIX = "nvidia-smi -e 1 (as root), then reboot"
 
@@ -392,12 +354,12 @@ def _ecc(gpu: Gpu) -> str:
 _LANES, _ALL_LANES, _GENERATION = "pcie.link.width.current", "pcie.link.width.max", "pcie.link.gen.max"
 
 
-def _narrow(gpu: Gpu) -> str:
+def _missing_lanes(gpu: Gpu) -> str:
     now, most = gpu.number(_LANES), gpu.number(_ALL_LANES)
     return f"{gpu[_LANES]} of {gpu[_ALL_LANES]} lanes" if now is not None and most is not None and now < most else ""
 
 
-def _limited(gpu: Gpu, limits: Mapping[str, float]) -> str:
+def _reduced_power(gpu: Gpu, limits: Mapping[str, float]) -> str:
     limit, default = gpu.number("power.limit"), gpu.number("power.default_limit")
     if limit is None or default is None or limit >= default * (1 - limits["below_percent"] / 100):
         return ""
@@ -407,6 +369,140 @@ def _limited(gpu: Gpu, limits: Mapping[str, float]) -> str:
 def _power(gpu: Gpu) -> str:
     limit = gpu.number("power.limit")
     return "no power limit" if limit is None else f"{limit:.0f} W"
+
+
+_COUNT_FIX = "look for Xid 79 in dmesg; power cycle the node, then reseat or replace the GPU"
+
+
+@each_gpu_node(
+    "gpu.used",
+    "the memory of the GPUs is free",
+    reads=("memory.used",),
+    limits={"used_mib": 1024},  # a display or a monitoring service takes some hundred
+    why="Memory that a process in a container or a dead program still holds is missing from the run's batch.",
+)
+def used(row: tuple[Gpu, ...], limits: Mapping[str, float]) -> Judgement:
+    """WARN where more is used than the limit, whatever uses it: processes of containers are not listed by name."""
+    mib = {gpu.index: gpu.number("memory.used") or 0.0 for gpu in row}
+    full = {index: f"{size:.0f} MiB in use" for index, size in mib.items() if size > limits["used_mib"]}
+    if full:
+        fix = "fuser -v /dev/nvidia* (as root) shows what holds the GPUs; if nothing does, reset them or reboot"
+        return warn(each(full), expected=f"at most {limits['used_mib']:.0f} MiB", fix=fix)
+    return ok(f"at most {max(mib.values()):.0f} MiB in use")
+
+
+@each_gpu_node(
+    "gpu.temp",
+    "no GPU is hot",
+    reads=("temperature.gpu", "temperature.memory"),
+    limits={"warn_celsius": 85, "fail_celsius": 95},
+    why="A hot GPU slows down, and all ranks with it, or is shut off in the middle of the run.",
+)
+def temp(row: tuple[Gpu, ...], limits: Mapping[str, float]) -> Judgement:
+    """WARN and FAIL from the limits on; the hotter of chip and memory counts.
+
+    From 85 degrees on most models begin to slow down, near 95 they stop: ``nvidia-smi -q -d TEMPERATURE`` shows a
+    model's own limits.
+    """
+    both = ((gpu.index, [gpu.number(f"temperature.{part}") for part in ("gpu", "memory")]) for gpu in row)
+    known = {index: max(values) for index, pair in both if (values := [each for each in pair if each is not None])}
+    hot = {index: f"{degrees:.0f} °C" for index, degrees in known.items() if degrees >= limits["warn_celsius"]}
+    if hot:
+        fix = "check fans, air flow and the neighbours in the rack; stop the load"
+        verdict = fail if max(known.values()) >= limits["fail_celsius"] else warn
+        return verdict(each(hot), expected=f"below {limits['warn_celsius']:.0f} °C", fix=fix)
+    return ok(f"at most {max(known.values()):.0f} °C" if known else "these GPUs report no temperature")
+
+
+@each_node(
+    "gpu.count",
+    "every node shows the same number of GPUs",
+    probe=GPUS,
+    tool=SMI,
+    timeout=20.0,
+    absent="FAIL",
+    absent_fix=f"install the driver; where it is there, {_COUNT_FIX}",
+    why="A rank without a GPU fails at once, and a node that starts fewer ranks than the others makes them all wait.",
+)
+def count(plan: Plan, answers: Answers) -> Judgements:
+    """FAIL where there are fewer than the inventory's ``gpus``, and where the number is not that of most nodes."""
+    wanted = {node.name: node.gpus for node in plan.nodes}
+    counts = {}
+    for node, answer in answers.items():
+        found = rows(answer)
+        asked = wanted.get(node) or 0
+        if isinstance(found, str):
+            yield node, unanswered(node, answer)
+        elif len(found) < asked:
+            observed = f"{len(found)} GPUs, the inventory starts {asked} processes"
+            yield node, fail(observed, expected=f"{asked} GPUs", fix=f"correct gpus: in the inventory, or {_COUNT_FIX}")
+        else:
+            counts[node] = len(found)
+    if not any(counts.values()):
+        yield from ((node, not_here("no GPU")) for node in counts)
+        return
+    yield from odd(
+        counts, show=lambda count: f"{count} GPUs" if count != 1 else "1 GPU", fix=_COUNT_FIX, verdict="FAIL"
+    )
+
+
+def _memory(mib: float | None) -> str:
+    return "unified memory" if mib is None else f"{mib:.0f} MiB"
+
+
+@each_node(
+    "gpu.memory",
+    "all GPUs have the same amount of memory",
+    probe=GPUS,
+    tool=SMI,
+    timeout=20.0,
+    limits={"differ_percent": 2},  # drivers reserve a little more or less
+    why="A batch that fits the other GPUs runs out of memory on a smaller one, and ends the run.",
+)
+def memory(plan: Plan, answers: Answers) -> Judgements:
+    """FAIL where the memory differs by more than the limit."""
+    found = yield from gpus(answers, "memory.total")
+    sizes = {
+        f"{node}/{gpu.index}": size
+        for node, row in found.items()
+        for gpu in row
+        if (size := gpu.number("memory.total")) is not None
+    }
+    rounded = close(sizes, plan.limits["differ_percent"] / 100)
+    nodes = {
+        node: {gpu.index: _memory(rounded.get(f"{node}/{gpu.index}")) for gpu in row} for node, row in found.items()
+    }
+    fix = "replace the GPU or leave the node out (--exclude); nvidia-smi -q -d MEMORY,ECC shows what is reserved"
+    yield from alike(nodes, noun="", fix=fix, verdict="FAIL")
+
+
+@each_node(
+    "gpu.inforom",
+    "the InfoROM of every GPU is whole and of one version",
+    probe=GPUS,
+    tool=SMI,
+    timeout=20.0,
+    why="The InfoROM remembers which rows of memory were replaced: a damaged one lets bad memory be used again.",
+)
+def inforom(answers: Answers) -> Judgements:
+    """WARN for a damaged one, and where the version differs.
+
+    nvidia-smi says "WARNING: infoROM is corrupted at gpu 0000:3B:00.0" below its answer (NVIDIA, "GPU Debug
+    Guidelines").
+    """
+    whole = {}
+    for node, answer in answers.items():
+        damaged = re.findall(r"(?i)infoROM is corrupted at gpu\s+(\S+)", answer.out + answer.err)
+        if damaged:
+            observed = f"the InfoROM of {', '.join(damaged)} is damaged"
+            fix = "reset the GPU (nvidia-smi --gpu-reset -i N) or reboot; if it stays, have the GPU replaced"
+            yield node, warn(observed, expected="a whole InfoROM", fix=fix)
+        else:
+            whole[node] = answer
+    found = yield from gpus(whole, "inforom.img")
+    nodes = {node: {gpu.index: gpu["inforom.img"] for gpu in row} for node, row in found.items()}
+    fix = "bring the GPUs to one firmware with the server vendor's tool at the next maintenance"
+    yield from alike(nodes, noun="InfoROM", fix=fix, verdict="WARN")
 
 
 CHECKS = (
@@ -449,7 +545,7 @@ but one that all nodes should have made. Source of the capabilities: NVIDIA, "CU
         reads=(_LANES, _ALL_LANES, _GENERATION),
         show=lambda gpu: f"x{gpu[_LANES]}, generation {gpu[_GENERATION]}",
         own=OwnFault(
-            _narrow,
+            _missing_lanes,
             "all lanes",
             "power off and reseat the GPU, its riser and cables; then look at the slot's setting in the BIOS",
             "FAIL",
@@ -466,7 +562,7 @@ agree on.""",
         reads=("power.limit", "power.default_limit"),
         show=_power,
         own=OwnFault(
-            _limited,
+            _reduced_power,
             "the default limit",
             "nvidia-smi -i N -pl WATTS (as root); find out first who set it, and whether the rack can bear more",
         ),

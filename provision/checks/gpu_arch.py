@@ -9,7 +9,7 @@ import re
 
 from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unknown
 from provision.checks.kit.gpu import GPUS, SMI, gpus, ranges
-from provision.env.report.overview import architecture_order, cards
+from provision.env.overview import architecture_order, cards
 
 TITLE = "torch was compiled for the GPUs"
 TOOL = SMI
@@ -21,13 +21,13 @@ WHY = "The first kernel ends with 'no kernel image is available for execution on
 _ARCHITECTURE = re.compile(r"sm_(\d+)(\d)([af]?)\Z")
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, answers: Answers) -> Judgements:
     """FAIL for a GPU that no compiled architecture runs on."""
-    assert seen.manifest is not None
-    compiled = seen.manifest.gpu_architectures
+    assert plan.manifest is not None
+    compiled = plan.manifest.gpu_architectures
     found = yield from gpus(answers, "compute_cap", "name")
     for node, row in found.items():
-        if not seen.manifest.versions.get("cuda"):
+        if not plan.manifest.versions.get("cuda"):
             yield node, ok("the bundle has no CUDA build of torch")
             continue
         if compiled is None:

@@ -23,7 +23,7 @@ _FIX = (
 )
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, answers: Answers) -> Judgements:
     """FAIL for a GPU with fewer active links than expected."""
     found = {node: listed for node, answer in answers.items() if (listed := links(answer.out))}
     usual = _usual(gpu for listed in found.values() for gpu in listed)
@@ -31,7 +31,7 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         if node not in found:
             yield node, unanswered(node, answer)
             continue
-        wanted = {gpu.index: int(seen.limits["active_links"]) or usual[gpu.model] for gpu in found[node]}
+        wanted = {gpu.index: int(plan.limits["active_links"]) or usual[gpu.model] for gpu in found[node]}
         active = {gpu.index: _active(gpu) for gpu in found[node]}
         few = {
             index: f"{len(speeds)} of {wanted[index]} links active"
@@ -41,8 +41,8 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         if few:
             yield node, fail(each(few), expected="all links active", fix=_FIX)
         else:
-            told = {index: f"{len(all_)} links, {all_[0]} each" for index, all_ in active.items() if all_}
-            yield node, ok(each(told) or "no active NVLink, like most GPUs of the model")
+            texts = {index: f"{len(all_)} links, {all_[0]} each" for index, all_ in active.items() if all_}
+            yield node, ok(each(texts) or "no active NVLink, like most GPUs of the model")
 
 
 def _active(gpu: LinkedGpu) -> list[str]:

@@ -6,7 +6,7 @@ Counters since the driver was loaded; symbol errors, which the link corrects, do
 
 import re
 
-from provision.checks.kit import Answers, Judgements, Plan, not_here, ok, warn
+from provision.checks.kit import Answer, Judgement, Plan, not_here, ok, warn
 from provision.checks.kit.gpu import SMI, each, links, unanswered
 
 TITLE = "the NVLinks count no errors"
@@ -19,27 +19,25 @@ WHY = "A link that repeats what it sends is slow, and one that fails ends the ru
 _COUNT = re.compile(r"(?!.*Symbol)(.*Errors): (\d+)")
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, node: str, answer: Answer) -> Judgement:
     """WARN from the limit on."""
-    most = seen.limits["errors"]
-    for node, answer in answers.items():
-        listed = links(answer.out)
-        counts = {
-            gpu.index: [(link, kind[1], int(kind[2])) for link, told in gpu.links if (kind := _COUNT.match(told))]
-            for gpu in listed
-        }
-        bad = {
-            index: ", ".join(f"link {link} {count} {kind}" for link, kind, count in all_ if count >= most)
-            for index, all_ in counts.items()
-        }
-        bad = {index: told for index, told in bad.items() if told}
-        if bad:
-            fix = "watch whether they grow; reset the GPU or reboot, and have board or bridge replaced if they return"
-            yield node, warn(each(bad), expected=f"less than {most:.0f} of a kind on every link", fix=fix)
-        elif any(counts.values()):
-            worst = max(count for all_ in counts.values() for *_, count in all_)
-            yield node, ok(f"at most {worst} errors on a link" if worst else "no errors")
-        elif listed:
-            yield node, not_here("no active NVLink")
-        else:
-            yield node, unanswered(node, answer)
+    most = plan.limits["errors"]
+    listed = links(answer.out)
+    counts = {
+        gpu.index: [(link, kind[1], int(kind[2])) for link, text in gpu.links if (kind := _COUNT.match(text))]
+        for gpu in listed
+    }
+    bad = {
+        index: ", ".join(f"link {link} {count} {kind}" for link, kind, count in all_ if count >= most)
+        for index, all_ in counts.items()
+    }
+    bad = {index: text for index, text in bad.items() if text}
+    if bad:
+        fix = "watch whether they grow; reset the GPU or reboot, and have board or bridge replaced if they return"
+        return warn(each(bad), expected=f"less than {most:.0f} of a kind on every link", fix=fix)
+    if any(counts.values()):
+        worst = max(count for all_ in counts.values() for *_, count in all_)
+        return ok(f"at most {worst} errors on a link" if worst else "no errors")
+    if listed:
+        return not_here("no active NVLink")
+    return unanswered(node, answer)

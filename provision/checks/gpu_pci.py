@@ -22,17 +22,17 @@ def judge(answers: Answers) -> Judgements:
     counts = {}
     for node, answer in answers.items():
         found = [device for device in devices(answer) if device.is_gpu]
-        lost = [device.address for device in found if device.is_lost]
+        lost_gpus = [device.address for device in found if device.is_lost]
         driven = set(re.findall(r"^driven (\S+)", answer.out, flags=re.MULTILINE))
         foreign = [device for device in found if device.driver != "nvidia" or device.address not in driven]
         if "looked" not in answer.lines:
             yield node, unread(answer)
-        elif lost:
-            observed = f"{', '.join(lost)} does not answer on the PCI bus"
+        elif lost_gpus:
+            observed = f"{', '.join(lost_gpus)} does not answer on the PCI bus"
             fix = "power cycle the node (a reboot may not do); then reseat or replace the GPU"
             yield node, fail(observed, expected=f"{len(found)} GPUs that answer", fix=fix)
         elif foreign:
-            observed = "; ".join(f"{device.address} {_taken(device.driver)}" for device in foreign)
+            observed = "; ".join(f"{device.address} {_driver_text(device.driver)}" for device in foreign)
             fix = "modprobe nvidia (nouveau: blacklist it and reboot); dmesg | grep NVRM says why a GPU was not started"
             yield node, fail(observed, expected=f"{len(found)} GPUs with the driver nvidia", fix=fix)
         else:
@@ -44,7 +44,7 @@ def judge(answers: Answers) -> Judgements:
     yield from odd(counts, show=_gpus, fix=fix, verdict="FAIL")
 
 
-def _taken(driver: str) -> str:
+def _driver_text(driver: str) -> str:
     if driver == "nvidia":
         return "was not started by the driver"
     return "has no driver" if driver == "none" else f"belongs to {driver}"

@@ -64,14 +64,16 @@ def _judge(answer: Answer) -> Judgement:
     if not found:
         return ok("no Xid in the kernel's log")
     numbers = sorted({number for _, number in found}, key=lambda number: (number not in _FAILS, number))
-    told = [_told(number, {gpu: count for (gpu, one), count in found.items() if one == number}) for number in numbers]
+    texts = [
+        _describe(number, {gpu: count for (gpu, one), count in found.items() if one == number}) for number in numbers
+    ]
     if numbers[0] in _FAILS:
-        return fail("; ".join(told), expected="no Xid", fix=_FAILS[numbers[0]][1])
+        return fail("; ".join(texts), expected="no Xid", fix=_FAILS[numbers[0]][1])
     fix = "look at the program that ran then; if other programs meet it as well, reset the GPU and watch it"
-    return warn("; ".join(told), expected="no Xid", fix=fix)
+    return warn("; ".join(texts), expected="no Xid", fix=fix)
 
 
-def _told(number: int, where: Mapping[str, int]) -> str:
+def _describe(number: int, where: Mapping[str, int]) -> str:
     meaning = _FAILS[number][0] if number in _FAILS else _PROGRAM.get(number, "")
     times = sum(where.values())
     gpus = ", ".join(sorted(where))

@@ -34,7 +34,7 @@ from provision.checks.kit.infiniband import (
     each_port,
     error_counters,
     fabric_nodes,
-    listed,
+    list_ports,
     sections,
     usual,
 )
@@ -109,8 +109,8 @@ def _unplugged(port: Port, ports: Sequence[Port], somewhere: set[str]) -> bool:
 
 def _with_signal(ports: Sequence[Port], context: set[str]) -> str:
     unused = [port for port in ports if _unplugged(port, ports, context)]
-    text = f"{listed(port for port in ports if port.up)} LinkUp"
-    return text + (f"; {listed(unused)} without a cable on every node" if unused else "")
+    text = f"{list_ports(port for port in ports if port.up)} LinkUp"
+    return text + (f"; {list_ports(unused)} without a cable on every node" if unused else "")
 
 
 @each_port(
@@ -139,7 +139,7 @@ _START_MANAGER = (
 
 
 def _active(ports: Sequence[Port]) -> str:
-    return f"{listed(port for port in ports if port.state == ACTIVE)} Active" if ports else "no port has a link"
+    return f"{list_ports(port for port in ports if port.state == ACTIVE)} Active" if ports else "no port has a link"
 
 
 @each_port(

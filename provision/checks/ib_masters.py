@@ -18,7 +18,7 @@ WHY = "Two masters overwrite each other's routes: links reset in the middle of a
 PROBE = PORTS + ASK.format(mark="managers", command='saquery -C "${device##*/}" -P "${port##*/}" SMIR')
 TIMEOUT = 30
 
-_SAID = re.compile(r"\bGUID\.+(0x[0-9a-f]+)$.*?\bSMState\.+(\d+)$", re.MULTILINE | re.DOTALL)
+_MANAGER = re.compile(r"\bGUID\.+(0x[0-9a-f]+)$.*?\bSMState\.+(\d+)$", re.MULTILINE | re.DOTALL)
 _MASTER = 3
 _FIX = (
     "stop all but one: systemctl disable --now opensm (opensmd with OFED) on the others, "
@@ -67,7 +67,7 @@ def _faults(masters: Mapping[str, tuple[str, ...]], known: Mapping[str, Mapping[
 
 
 def _managers(text: str) -> _Managers:
-    return tuple((hex(int(guid, 16)), int(state)) for guid, state in _SAID.findall(text))
+    return tuple((hex(int(guid, 16)), int(state)) for guid, state in _MANAGER.findall(text))
 
 
 def _master(managers: _Managers) -> str | None:

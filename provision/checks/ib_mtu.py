@@ -26,7 +26,7 @@ done
 )
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, answers: Answers) -> Judgements:
     """Name interfaces with another MTU than similar ones, and RoCE with a small one, of those that are up."""
     found: dict[str, list[_Interface]] = {}
     for name, answer in answers.items():
@@ -41,7 +41,7 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
         faults = []
         for at in mine:
             same = {n: other.mtu for n, each in found.items() for other in each if other.device == at.device}
-            faults += list(_faults(at, majority(same), sorted(set(same.values())), seen.limits["roce_bytes"]))
+            faults += list(_faults(at, majority(same), sorted(set(same.values())), plan.limits["roce_bytes"]))
         yield name, worst(faults, ", ".join(f"{at.shown} {at.mtu}" for at in mine))
 
 

@@ -1,4 +1,4 @@
-"""Limits of the session: the simple checks."""
+"""Limits of the session: the checks."""
 
 import math
 

@@ -1,15 +1,19 @@
-"""Memory: the simple checks."""
+"""Memory: the checks."""
 
+import math
 import re
 from collections.abc import Mapping
 
 from provision.checks.kit import (
     GIB,
+    GPUS,
     MEMORY,
     Answer,
     Judgement,
     Level,
+    Plan,
     close,
+    df,
     each_node,
     equal,
     fail,
@@ -25,6 +29,7 @@ from provision.checks.kit import (
     unread,
     warn,
 )
+from provision.checks.kit.mounts import mounts
 
 
 @each_node(
@@ -165,6 +170,52 @@ def _swap(answer: Answer) -> Level | None:
     if total is None or free is None:
         return None
     return Level(total, f"{human(total)} of swap, {human(total - free)} in use" if total else "no swap")
+
+
+_SHM_PROBE = f"""\
+{GPUS}\
+while read -r line; do
+    case $line in *" /dev/shm "*) echo "$line" ;; esac
+done </proc/self/mounts
+df -Pk /dev/shm
+"""
+_SHM_MOUNT = "/dev/shm"  # noqa: S108 - it is looked at, nothing is put there
+
+
+@each_node(
+    "mem.shm",
+    "shared memory has room for the tensors that processes share",
+    probe=_SHM_PROBE,
+    limits={"size_gib": 8, "size_gib_per_gpu": 1, "free_gib_least": 1},
+    why="Data loaders and NCCL die with 'Bus error' or 'No space left on device' when shared memory is full.",
+)
+def shm(plan: Plan, node: str, answer: Answer) -> Judgement:
+    """FAIL when it is not there or nearly full, WARN when it is small.
+
+    PyTorch's data loader workers and NCCL's transport inside a node lay their buffers there. A tmpfs without a ``size``
+    holds half of the memory (tmpfs(5)); containers often get 64 MiB.
+    """
+    room = df(answer)
+    gpus = next((number(line[5:]) for line in answer.lines if line.startswith("gpus ")), None)
+    if room is None or gpus is None:
+        return unread(answer)
+    size, free = room[0] * 1024, room[1] * 1024
+    gpus = next((each.gpus for each in plan.nodes if each.name == node), None) or gpus
+    wanted = GIB * max(plan.limits["size_gib"], plan.limits["size_gib_per_gpu"] * gpus)
+    observed = f"{human(size)}, {human(free)} free"
+    large = f"{math.ceil(wanted / GIB)}G"
+    remount = f"put `limits: {{shm: {large}}}` under `services` in the inventory, and `clusterctl deploy`"
+    if not any(mount.target == _SHM_MOUNT for mount in mounts(answer)):
+        observed = f"{_SHM_MOUNT} is not a separate file system"
+        return fail(observed, expected="a tmpfs", fix="mount -t tmpfs tmpfs /dev/shm, and a line in /etc/fstab")
+    if free < plan.limits["free_gib_least"] * GIB and size >= wanted:
+        expected = f"{plan.limits['free_gib_least']:g} GiB free"
+        return fail(observed, expected=expected, fix="see what fills it: ls -lS /dev/shm")
+    if free < plan.limits["free_gib_least"] * GIB:
+        return fail(observed, expected=f"a size of {human(wanted)}", fix=remount)
+    if size < wanted:
+        return warn(observed, expected=f"a size of {human(wanted)}", fix=remount)
+    return ok(observed)
 
 
 CHECKS = (

@@ -5,8 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from provision.checks.kit import Answer, Judgement, Judgements, each_node, fail, majority, odd, ok, unknown, warn
-from provision.checks.kit.network import Link, Network, as_address, carrier_nodes, table
+from provision.checks.kit import (
+    Answer,
+    Answers,
+    Judgement,
+    Judgements,
+    Plan,
+    each_node,
+    fail,
+    majority,
+    number,
+    odd,
+    ok,
+    unknown,
+    warn,
+)
+from provision.checks.kit.network import Address, Link, Network, as_address, carrier_nodes, each, facts, read, table
 
 Carriers = Mapping[str, tuple[Network, Link]]
 
@@ -220,3 +234,141 @@ def _bad(name: str, counts: list[int], limits: Mapping[str, float]) -> str:
     if down >= limits["carrier_losses"]:
         observed.append(f"lost its carrier {down} times since start")
     return f"{name}: {' and '.join(observed)}" if observed else ""
+
+
+@each_node(
+    "net.backlog",
+    "enough room for connections that come at the same moment",
+    probe="cat /proc/sys/net/core/somaxconn /proc/sys/net/ipv4/tcp_max_syn_backlog",
+    # somaxconn was 128 and tcp_max_syn_backlog is at least 128 by default: more than the ranks of 16 nodes are more.
+    limits={"waiting": 128, "waiting_per_node": 16},
+    why="All ranks connect to rank 0 at once; what finds no room is tried again after seconds, or refused.",
+)
+def backlog(plan: Plan, answer: Answer) -> Judgement:
+    """WARN where less than 16 connections a node, and at least ``waiting``, can wait.
+
+    net.core.somaxconn bounds how many connections wait to be accepted: 4096 since Linux 5.4, 128 before (listen(2)).
+    """
+    need = max(plan.limits["waiting"], plan.limits["waiting_per_node"] * len(plan.nodes))
+    if len(answer.lines) != 2 or not all(line.isdecimal() for line in answer.lines):
+        return unknown("net.core.somaxconn cannot be read")
+    waiting, half = (int(line) for line in answer.lines)
+    if min(waiting, half) < need:
+        low = "net.core.somaxconn" if waiting <= half else "net.ipv4.tcp_max_syn_backlog"
+        fix = f"sysctl -w {low}=4096, and in /etc/sysctl.d"
+        return warn(f"{low} is {min(waiting, half)}", expected=f"at least {need:g}", fix=fix)
+    return ok(f"somaxconn {waiting}, tcp_max_syn_backlog {half}")
+
+
+@each_node(
+    "net.docker0",
+    "no bridge inside the node covers another node's address",
+    probe=facts,
+    why="What the node sends to those nodes goes to its own containers: they cannot be reached from it.",
+)
+def docker0(plan: Plan, answers: Answers) -> Judgements:
+    """FAIL where a subnet of a bridge without devices overlaps.
+
+    Docker gives docker0 172.17.0.0/16 by default, and further networks the next ones (Docker's documentation,
+    "default-address-pools"); libvirt takes 192.168.122.0/24.
+    """
+    members: dict[Address, str] = {}
+    for node in plan.nodes:
+        answer = answers.get(node.name)
+        own = read(answer) if answer else None
+        for address in (as_address(node.address), as_address(node.data_address or ""), own.own if own else None):
+            if address:
+                members.setdefault(address, node.name)
+
+    def one(name: str, net: Network) -> Judgement:
+        inner = [
+            (link, interface)
+            for on, interface in net.addresses
+            if (link := net.links.get(on)) and link.kind == "bridge" and not net.devices(link)
+        ]
+        for link, interface in inner:
+            hit = sorted({other for address, other in members.items() if address in interface.network} - {name})
+            if hit:
+                observed = f"{link.name} has {interface.network}, which holds the address of {', '.join(hit)}"
+                fix = '"bip" or "default-address-pools" in /etc/docker/daemon.json (libvirt: virsh net-edit default)'
+                return fail(observed, fix=fix)
+        return ok(f"{len(inner)} inner bridges, none overlaps" if inner else "no inner bridge with an address")
+
+    yield from each(answers, one)
+
+
+@each_node(
+    "net.route",
+    "the data address is on an interface of the node, and is what others see",
+    probe=facts,
+    why=(
+        "Rank 0 cannot listen at an address that it does not have, and nodes that answer from another network use the "
+        "slow one or are not let through."
+    ),
+)
+def route(plan: Plan, answers: Answers) -> Judgements:
+    """FAIL where no interface has the address; WARN where packets to rank 0 carry another one.
+
+    PyTorch's rendezvous compares MASTER_ADDR with the machine's own addresses and waits 60 to 900 s when none matches
+    (pytorch#79388).
+    """
+    addresses = {node.name: node.train_address for node in plan.nodes}
+
+    def one(name: str, net: Network) -> Judgement:
+        address = addresses[name]
+        if net.own is None:
+            fix = f"getent hosts {address}; write an IP address into the inventory"
+            return fail(f"{address} has no address there", fix=fix)
+        if net.owner is None:
+            has = sorted({str(each.ip) for _, each in net.addresses if not (each.is_loopback or each.is_link_local)})
+            observed = f"no interface has {net.own}; it has {', '.join(has) or 'no address'}"
+            return fail(observed, fix=f"correct data_address of {name} in the inventory")
+        source = net.way[1] if net.way else None
+        if source and source != net.own and net.way and net.way[0] != "lo":
+            observed = (
+                f"packets to {net.peer} leave over {net.way[0]} with {source}, not with {net.own} of {net.owner.name}"
+            )
+            return warn(observed, fix=f"ip route get {net.peer}; give it a route over the fast net")
+        return ok(f"{net.own} on {net.owner.name}")
+
+    yield from each(answers, one)
+
+
+def _twins(net: Network) -> tuple[str, ...]:
+    """Interfaces with an IPv4 address in the same network, the first such group."""
+    shared: dict[object, set[str]] = {}
+    for name, network in net.connected:
+        if name and not network.is_loopback and network.prefixlen < 32:
+            shared.setdefault(network, set()).add(name)
+    return next((tuple(sorted(names)) for names in shared.values() if len(names) > 1), ())
+
+
+@each_node(
+    "net.rpf",
+    "reverse path filtering drops nothing between interfaces of one network",
+    probe=facts,
+    why="NCCL uses every network card; packets that arrive on the second one are dropped, and connections hang.",
+)
+def rpf(answers: Answers) -> Judgements:
+    """WARN where two interfaces share a network and one of them filters strictly.
+
+    With rp_filter 1 the kernel drops packets whose answer would leave over another interface (kernel, ip-sysctl; RFC
+    3704). The value in force is the larger of ``all`` and the interface's own.
+    """
+
+    def one(name: str, net: Network) -> Judgement:
+        filters = {each: row[0] for each, row in table(answers[name], "rpf").items() if row}
+        twins = _twins(net)
+        if not twins:
+            return ok("every interface has its own network")
+        if not filters.get("all", "").isdecimal():
+            return unknown("net.ipv4.conf.all.rp_filter cannot be read")
+        values = {each: max(int(filters["all"]), number(filters.get(each)) or 0) for each in twins}
+        strict = [each for each, value in values.items() if value == 1]
+        if strict:
+            observed = f"{' and '.join(twins)} are in one network, and rp_filter of {strict[0]} is 1"
+            fix = f"sysctl -w net.ipv4.conf.all.rp_filter=2 net.ipv4.conf.{strict[0]}.rp_filter=2, and in /etc/sysctl.d"
+            return warn(observed, expected="0 or 2", fix=fix)
+        return ok(f"{' and '.join(twins)} are in one network, rp_filter is {max(values.values())}")
+
+    yield from each(answers, one)

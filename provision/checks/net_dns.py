@@ -20,13 +20,13 @@ def names(nodes: tuple[Node, ...]) -> str:
     return words(dict.fromkeys(text for text in every if text and not as_address(text)))
 
 
-def probe(seen: Plan) -> str:
+def probe(plan: Plan) -> str:
     """Looks every name up: ``name NAME ADDRESS``, and ``-`` where it has none.
 
     One getent for all of them: its lines of type STREAM hold address and canonical name. Only where that is another
     name than the one that was asked for (an alias), names without an answer are asked for one by one.
     """
-    every = names(seen.nodes)
+    every = names(plan.nodes)
     return f"""\
 command -v getent >/dev/null 2>&1 || {{ echo "no getent"; exit 0; }}
 set -- {every}
@@ -55,14 +55,14 @@ echo end
 """
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, answers: Answers) -> Judgements:
     """FAIL where two addresses are meant, or one of the inventory's names is unknown; WARN for an unknown name."""
     known: dict[str, dict[str, str]] = {}
     for name, answer in answers.items():
         if "end" in answer.lines:
             parts = [line.split() for line in answer.lines if line.startswith("name ")]
             known[name] = {part[1]: part[2] for part in parts if len(part) == 3}
-    wrong = _wrong(seen, known)
+    wrong = _wrong(plan, known)
     for name, answer in answers.items():
         if name not in known:
             missing = "no getent" in answer.lines
@@ -77,7 +77,7 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
             yield name, ok(f"{count} of {len(known[name])} names have an address, the same as elsewhere")
 
 
-def _said(host: str, value: str, usual: str | None, values: Mapping[str, str]) -> str:
+def _describe(host: str, value: str, usual: str | None, values: Mapping[str, str]) -> str:
     mine = f"{host} is {value}" if value != "-" else f"{host} has no address"
     if usual is not None and value != usual:
         return f"{mine}, elsewhere {usual if usual != '-' else 'it has none'}"
@@ -89,20 +89,20 @@ def _said(host: str, value: str, usual: str | None, values: Mapping[str, str]) -
     return f"{host}: {found}"
 
 
-def _wrong(seen: Plan, known: Mapping[str, Mapping[str, str]]) -> dict[str, list[tuple[bool, str]]]:
+def _wrong(plan: Plan, known: Mapping[str, Mapping[str, str]]) -> dict[str, list[tuple[bool, str]]]:
     """By node: what it means that others do not, and whether that is grave."""
-    needed = {text for node in seen.nodes for text in (node.address, node.data_address)}
+    cluster_hosts = {text for node in plan.nodes for text in (node.address, node.data_address)}
     wrong: dict[str, list[tuple[bool, str]]] = {}
     for host in dict.fromkeys(host for table in known.values() for host in table):
         values = {name: table.get(host, "-") for name, table in known.items()}
         if values.get(host, "").startswith("127."):
             del values[host]
         others = {name: value for name, value in values.items() if name != host}  # its own: net.hostname's business
-        if host not in needed and set(others.values()) <= {"-"}:
+        if host not in cluster_hosts and set(others.values()) <= {"-"}:
             continue
         usual = majority(values)
         for name, value in others.items():
-            if value != usual or (host in needed and value == "-"):
-                grave = host in needed or len(set(values.values()) - {"-"}) > 1
-                wrong.setdefault(name, []).append((grave, _said(host, value, usual, values)))
+            if value != usual or (host in cluster_hosts and value == "-"):
+                grave = host in cluster_hosts or len(set(values.values()) - {"-"}) > 1
+                wrong.setdefault(name, []).append((grave, _describe(host, value, usual, values)))
     return wrong

@@ -5,7 +5,7 @@ answer is dropped, what is refused is rejected by a firewall, and a listener say
 """
 
 from provision.checks.kit import Answers, Judgements, Plan, fail, ok, unknown, warn
-from provision.checks.kit.measures import Tried, blamed, detail, heard
+from provision.checks.kit.measures import Attempt, blamed, detail, heard
 from provision.inventory import fold
 
 LEVEL = 1
@@ -16,11 +16,11 @@ WHY = "NCCL and Gloo listen on random ports: ranks that cannot connect wait for 
 _OWN = {"Permission denied", "Network is unreachable", "Operation not permitted"}  # EACCES, ENETUNREACH, EPERM
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, answers: Answers) -> Judgements:
     """FAIL on the node at which connections break off; WARN where they come from another address than they should."""
-    nodes = {node.name: node for node in seen.nodes}
+    nodes = {node.name: node for node in plan.nodes}
     found = {name: heard(answer) for name, answer in answers.items()}
-    tried: dict[tuple[str, str], Tried] = {}
+    tried: dict[tuple[str, str], Attempt] = {}
     for name, each in found.items():
         for one in each.tried:
             if one.kind == "random" and one.peer in nodes:

@@ -69,18 +69,18 @@ def dropping(ruleset: str) -> tuple[str, ...]:
     found = []
     for (table, base), rules in chains.items():
         if any(re.search(r"\bhook (input|output)\b", rule) for rule in rules):
-            reached = _reached(chains, table, base)
+            reached = _reachable_chains(chains, table, base)
             if any(re.search(r"\b(drop|reject)\b", rule) for each in reached for rule in chains[table, each]):
                 found.append(f"{table} {base}")
     return tuple(found)
 
 
-def _reached(chains: Mapping[tuple[str, str], list[str]], table: str, base: str) -> tuple[str, ...]:
-    todo, done = [base], dict[str, None]()
-    while todo:
-        chain = todo.pop()
-        if chain not in done and (table, chain) in chains:
-            done[chain] = None
+def _reachable_chains(chains: Mapping[tuple[str, str], list[str]], table: str, base: str) -> tuple[str, ...]:
+    waiting, visited = [base], dict[str, None]()
+    while waiting:
+        chain = waiting.pop()
+        if chain not in visited and (table, chain) in chains:
+            visited[chain] = None
             jumps = (re.search(r"\b(?:jump|goto) (\S+)", rule) for rule in chains[table, chain])
-            todo += [jump[1] for jump in jumps if jump]
-    return tuple(done)
+            waiting += [jump[1] for jump in jumps if jump]
+    return tuple(visited)

@@ -20,9 +20,9 @@ _VPN = {"tun": "a VPN", "wireguard": "a VPN", "wlan": "wireless", "wwan": "wirel
 _FIX = "give the node a data_address on the training network in the inventory, or correct its routes: ip route get"
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, answers: Answers) -> Judgements:
     """FAIL without a way, or over what leads nowhere; WARN over a VPN or wireless."""
-    names = {node.name: node.train_address for node in seen.nodes}
+    names = {node.name: node.train_address for node in plan.nodes}
 
     def one(name: str, net: Network) -> Judgement:
         target = next((address for other, address in names.items() if other != name), "")

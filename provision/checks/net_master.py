@@ -13,11 +13,11 @@ TITLE = "every node reaches rank 0 on MASTER_PORT"
 WHY = "Nodes that cannot reach rank 0 wait for the rendezvous until its timeout of many minutes, and so do all others."
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, answers: Answers) -> Judgements:
     """FAIL where the port is taken or not reached; rank 0 is named when no node reaches it."""
-    master = next((node for node in seen.nodes if node.name in answers), seen.nodes[0])
+    master = next((node for node in plan.nodes if node.name in answers), plan.nodes[0])
     found = {name: heard(answer) for name, answer in answers.items()}
-    port = seen.inventory.train.port or DEFAULT
+    port = plan.inventory.train.port or DEFAULT
     tried = {name: each.to(master.name, "master") for name, each in found.items() if name != master.name}
     good = {"open", "foreign"} if found.get(master.name, Heard()).master == "busy" else {"open"}
     failed = [name for name, one in tried.items() if one and one.state not in good]
@@ -25,7 +25,7 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
     for name, each in found.items():
         one = tried.get(name)
         if name == master.name:
-            yield name, _of_master(seen, name, each, failed if unreachable else [])
+            yield name, _of_master(plan, name, each, failed if unreachable else [])
         elif one is None:
             observed = each.problem or "the port was not tried"
             yield name, unknown(observed, fix=f"install python3 or perl on {name}" if each.problem else "")
@@ -38,12 +38,12 @@ def judge(seen: Plan, answers: Answers) -> Judgements:
             yield name, ok(f"reaches port {port} of {master.name}")
 
 
-def _of_master(seen: Plan, name: str, mine: Heard, failed: list[str]) -> Judgement:
-    port = seen.inventory.train.port or DEFAULT
+def _of_master(plan: Plan, name: str, mine: Heard, failed: list[str]) -> Judgement:
+    port = plan.inventory.train.port or DEFAULT
     if mine.master == "busy":
         by = f" by {mine.owner}" if mine.owner else ""
         fix = f"ss -Hltnp 'sport = :{port}' on {name}; end that program, or choose another train.port"
-        if seen.inventory.train.port:
+        if plan.inventory.train.port:
             return fail(f"port {port} is taken{by}", expected="a free MASTER_PORT", fix=fix)
         observed = f"port {port} is taken{by}; train finds a free one"
         return warn(observed, expected="a free MASTER_PORT", fix=fix)

@@ -7,7 +7,7 @@ ip_local_reserved_ports (kernel, ip-sysctl).
 import re
 from collections.abc import Iterator
 
-from provision.checks.kit import Answers, Judgements, Plan, ok, unknown, warn
+from provision.checks.kit import Answer, Judgement, Plan, ok, unknown, warn
 
 TITLE = "enough ports for connections, and MASTER_PORT not among them"
 WHY = "NCCL and Gloo open a connection for each pair of ranks and channel; one of them may get MASTER_PORT first."
@@ -18,26 +18,23 @@ echo "reserved $(cat /proc/sys/net/ipv4/ip_local_reserved_ports 2>/dev/null)"
 LIMITS = {"ports": 10000}  # a rank has some hundreds of connections, and closed ones keep their port for a minute
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, node: str, answer: Answer) -> Judgement:
     """WARN for fewer than ``ports``, or where MASTER_PORT may be given to another program."""
-    port = seen.inventory.train.port or DEFAULT
-    for name, answer in answers.items():
-        match = _PORTS.fullmatch(answer.out.strip())
-        if not match:
-            yield name, unknown("net.ipv4.ip_local_port_range cannot be read")
-            continue
-        low, high = int(match[1]), int(match[2])
-        reserved = any(first <= port <= last for first, last in _ranges(match[3]))
-        if high - low + 1 < seen.limits["ports"]:
-            observed = f"{high - low + 1} ports ({low}-{high})"
-            fix = "sysctl -w net.ipv4.ip_local_port_range='32768 60999', and in /etc/sysctl.d"
-            yield name, warn(observed, expected=f"at least {seen.limits['ports']:g}", fix=fix)
-        elif low <= port <= high and not reserved and name == seen.nodes[0].name:
-            observed = f"MASTER_PORT {port} is one of {low}-{high}, which any outgoing connection may get"
-            fix = f"sysctl -w net.ipv4.ip_local_reserved_ports={port}, or train.port below {low} in the inventory"
-            yield name, warn(observed, fix=fix)
-        else:
-            yield name, ok(f"{low}-{high}")
+    port = plan.inventory.train.port or DEFAULT
+    match = _PORTS.fullmatch(answer.out.strip())
+    if not match:
+        return unknown("net.ipv4.ip_local_port_range cannot be read")
+    low, high = int(match[1]), int(match[2])
+    reserved = any(first <= port <= last for first, last in _ranges(match[3]))
+    if high - low + 1 < plan.limits["ports"]:
+        observed = f"{high - low + 1} ports ({low}-{high})"
+        fix = "sysctl -w net.ipv4.ip_local_port_range='32768 60999', and in /etc/sysctl.d"
+        return warn(observed, expected=f"at least {plan.limits['ports']:g}", fix=fix)
+    if low <= port <= high and not reserved and node == plan.nodes[0].name:
+        observed = f"MASTER_PORT {port} is one of {low}-{high}, which any outgoing connection may get"
+        fix = f"sysctl -w net.ipv4.ip_local_reserved_ports={port}, or train.port below {low} in the inventory"
+        return warn(observed, fix=fix)
+    return ok(f"{low}-{high}")
 
 
 _PORTS = re.compile(r"(\d{1,9})\s+(\d{1,9})\nreserved ?((?:\d{1,9}(?:-\d{1,9})?(?:,|$))*)")

@@ -6,7 +6,7 @@ Read from the environment of a session like the training's. curl, pip, requests 
 
 from ipaddress import ip_network
 
-from provision.checks.kit import Answers, Judgements, Plan, ok, unknown, warn
+from provision.checks.kit import Answer, Judgement, Plan, ok, unknown, warn
 from provision.checks.kit.network import as_address
 
 TITLE = "no proxy is set, or no_proxy names every node"
@@ -20,25 +20,23 @@ echo end
 """
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, answer: Answer) -> Judgement:
     """WARN where a proxy is set that a node's address would go through."""
-    addresses = dict.fromkeys(each for node in seen.nodes for each in (node.address, node.train_address))
-    for name, answer in answers.items():
-        given = dict(line.split("=", 1) for line in answer.lines if "=" in line)
-        proxies = {key: value for key, value in given.items() if not key.lower().startswith("no_")}
-        spared = ",".join(value for key, value in given.items() if key.lower() == "no_proxy").split(",")
-        open_to = next(
-            (each for each in addresses if proxies and not any(_covers(entry.strip(), each) for entry in spared)), ""
-        )
-        if "end" not in answer.lines:
-            yield name, unknown(f"its environment was not read to the end: {answer.err or 'no answer'}")
-        elif proxies and open_to:
-            key, value = next(iter(proxies.items()))
-            observed = f"{key}={_without_password(value)}, and no_proxy does not name {open_to}"
-            fix = f"unset {key} for the training user (/etc/environment), or add the nodes to no_proxy"
-            yield name, warn(observed, fix=fix)
-        else:
-            yield name, ok("a proxy is set, not for the nodes" if proxies else "no proxy is set")
+    addresses = dict.fromkeys(each for node in plan.nodes for each in (node.address, node.train_address))
+    given = dict(line.split("=", 1) for line in answer.lines if "=" in line)
+    proxies = {key: value for key, value in given.items() if not key.lower().startswith("no_")}
+    spared = ",".join(value for key, value in given.items() if key.lower() == "no_proxy").split(",")
+    open_to = next(
+        (each for each in addresses if proxies and not any(_covers(entry.strip(), each) for entry in spared)), ""
+    )
+    if "end" not in answer.lines:
+        return unknown(f"its environment was not read to the end: {answer.err or 'no answer'}")
+    if proxies and open_to:
+        key, value = next(iter(proxies.items()))
+        observed = f"{key}={_without_password(value)}, and no_proxy does not name {open_to}"
+        fix = f"unset {key} for the training user (/etc/environment), or add the nodes to no_proxy"
+        return warn(observed, fix=fix)
+    return ok("a proxy is set, not for the nodes" if proxies else "no proxy is set")
 
 
 def _covers(entry: str, address: str) -> bool:

@@ -20,20 +20,20 @@ _ON = ("1", "on", "yes", "true", "y")
 _QUIET = ("offline", "disabled", "dryrun")  # of WANDB_MODE
 
 
-def judge(seen: Plan, answers: Answers) -> Judgements:
+def judge(plan: Plan, answers: Answers) -> Judgements:
     """WARN for a variable that lets a library go online."""
-    workers = tuple(Worker(node, Facts()) for node in seen.nodes)
+    workers = tuple(Worker(node, Facts()) for node in plan.nodes)
     spec = RunSpec(
         id="check",
         workers=workers,
-        prefix=seen.inventory.prefix,
-        folder=PurePosixPath(seen.inventory.root),
+        prefix=plan.inventory.prefix,
+        folder=PurePosixPath(plan.inventory.root),
         config="",
-        master=seen.nodes[0].train_address,
+        master=plan.nodes[0].train_address,
         port=0,
-        env=seen.inventory.train.env,
+        env=plan.inventory.train.env,
     )
-    ranks = {node.name: rank for rank, node in enumerate(seen.nodes)}
+    ranks = {node.name: rank for rank, node in enumerate(plan.nodes)}
     for node, answer in answers.items():
         if "looked" not in answer.lines:
             yield node, unread(answer)

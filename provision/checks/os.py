@@ -1,4 +1,6 @@
-"""Operating system: the simple checks."""
+"""Operating system: the checks."""
+
+import re
 
 from provision.checks.kit import (
     GPUS,
@@ -60,9 +62,9 @@ def module(node: str, answer: Answer) -> Judgement:
     if "modinfo" in facts:
         return unknown("modinfo is not installed", fix=f"install kmod on {node}")
     if loaded:
-        said = f"{loaded} is loaded, but {kernel} has no module on disk"
+        observed = f"{loaded} is loaded, but {kernel} has no module on disk"
         fix = "install the driver's module for this kernel again (dkms autoinstall) before the node is rebooted"
-        return warn(said, expected=f"a module for {kernel}", fix=fix)
+        return warn(observed, expected=f"a module for {kernel}", fix=fix)
     fix = f"dkms autoinstall -k {kernel}, or boot the kernel that the module was built for"
     return fail(f"no nvidia module for {kernel}", expected=f"a module for {kernel}", fix=fix)
 
@@ -75,10 +77,10 @@ if [ "$uid" = 0 ]; then
     echo root
 elif ! command -v sudo >/dev/null 2>&1; then
     echo absent
-elif said=$(sudo -n true 2>&1); then
+elif output=$(sudo -n true 2>&1); then
     echo passwordless
 else
-    echo "refused $said"
+    echo "refused $output"
 fi
 """
 _TTY = "must have a tty"
@@ -92,30 +94,30 @@ _TTY = "must have a tty"
         "`clusterctl deploy` cannot set up the services that the inventory names; the environment itself needs no root."
     ),
 )
-def sudo(node: str, answer: Answer, seen: Plan) -> Judgement:
+def sudo(node: str, answer: Answer, plan: Plan) -> Judgement:
     """FAIL where services are named and root is out of reach.
 
     ``sudo -n`` never asks (sudo(8)); its messages are those of sudo 1.8 and 1.9 in the locale C. Whether a password
     would be accepted is known only when it is given: clusterctl asks once for all nodes.
     """
-    said = answer.lines[0] if answer.lines else ""
+    reply = answer.lines[0] if answer.lines else ""
     facts = answer.out.lower()
-    if said == "root":
+    if reply == "root":
         return ok("logs in as root")
-    if said == "passwordless":
+    if reply == "passwordless":
         return ok("sudo without a password")
     if "password is required" in facts:
         return ok("sudo asks for a password")
-    if said != "absent" and not said.startswith("refused "):
+    if reply != "absent" and not reply.startswith("refused "):
         return unread(answer)
-    if not seen.inventory.services:
+    if not plan.inventory.services:
         return ok("no sudo, and no service needs it")
     fix = f"as root on {node}: a file in /etc/sudoers.d with the line `USER ALL=(ALL) NOPASSWD: ALL`"
-    if said == "absent":
+    if reply == "absent":
         fix = f"install sudo on {node}, or log in as root (`user: root`)"
     elif _TTY in facts:
         fix = f"as root on {node}: a file in /etc/sudoers.d with the line `Defaults !requiretty`"
-    observed = "sudo is not installed" if said == "absent" else said.removeprefix("refused ")[:160]
+    observed = "sudo is not installed" if reply == "absent" else reply.removeprefix("refused ")[:160]
     return fail(observed, expected="root by sudo or by login", fix=fix)
 
 
@@ -137,10 +139,10 @@ def taint(answer: Answer) -> Judgement:
     taint = number(pairs(answer).get("taint"))
     if taint is None:
         return unread(answer)
-    met = [what for bit, what in _FAULTS.items() if taint >> bit & 1]
-    if met:
+    faults = [what for bit, what in _FAULTS.items() if taint >> bit & 1]
+    if faults:
         fix = "read journalctl -k for its cause, and reboot the node"
-        return fail(f"{' and '.join(met)} (taint {taint})", expected="none", fix=fix)
+        return fail(f"{' and '.join(faults)} (taint {taint})", expected="none", fix=fix)
     return ok(f"no fault (taint {taint})" if taint else "no fault")
 
 
@@ -216,6 +218,97 @@ def updates(answer: Answer) -> Judgement:
 
 _SELINUX_MODES = {"1": "enforcing", "0": "permissive", "off": "off"}
 
+
+def _natural(release: str) -> tuple[tuple[int, str], ...]:
+    """``6.1.0-9`` before ``6.1.0-26``."""
+    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"[0-9]+|[a-z]+", release))
+
+
+@each_node(
+    "os.reboot",
+    "no other kernel waits for the next boot",
+    probe=SYSTEM,
+    why=(
+        "A node that restarts during a run comes back with another kernel, perhaps without its GPU and InfiniBand "
+        "drivers."
+    ),
+)
+def reboot(answer: Answer) -> Judgement:
+    """WARN where a newer kernel is installed than runs, or a package asks for a reboot.
+
+    The newest ``/boot/vmlinuz-RELEASE`` is what boot loaders start by default; packages of Debian and Ubuntu that want
+    a reboot touch ``/run/reboot-required``.
+    """
+    facts = pairs(answer)
+    running = facts.get("kernel")
+    if not running:
+        return unread(answer)
+    installed = [line.removeprefix("installed ") for line in answer.lines if line.startswith("installed ")]
+    newest = max(installed, key=_natural, default=running)
+    fix = "reboot it between two runs, and check again"
+    if _natural(newest) > _natural(running):
+        return warn(f"{running} runs, {newest} is installed", expected="the running one is the newest", fix=fix)
+    if "reboot" in facts:
+        return warn("an upgraded package asks for a reboot", expected="none asks", fix=fix)
+    return ok(running)
+
+
+_LOGOUT_PROBE = """\
+while read -r key uid rest; do
+    [ "$key" != Uid: ] || break
+done </proc/self/status
+echo "uid $uid"
+for file in /usr/lib/systemd/logind.conf /etc/systemd/logind.conf \\
+    /usr/lib/systemd/logind.conf.d/*.conf /run/systemd/logind.conf.d/*.conf /etc/systemd/logind.conf.d/*.conf; do
+    [ -r "$file" ] || continue
+    echo "file $file"
+    while read -r line; do
+        case $line in KillUserProcesses*) echo "$line" ;; esac
+    done <"$file"
+done
+echo looked
+"""
+_YES = frozenset({"1", "yes", "y", "true", "t", "on"})  # systemd.syntax(7)
+
+
+def _logind_values(answer: Answer) -> list[tuple[str, str]]:
+    """Every setting with its file, in the order in which logind reads them."""
+    found: dict[str, tuple[str, str]] = {}
+    place = ""
+    for line in answer.lines:
+        if line.startswith("file "):
+            place = line.removeprefix("file ")
+        elif "=" in line:
+            # A drop-in hides one of the same name in a place read before it; the main file comes before all drop-ins.
+            found[place.rpartition("/")[2] if ".conf.d/" in place else ""] = (place, line.partition("=")[2].strip())
+    return [found[key] for key in sorted(found)]
+
+
+@each_node(
+    "os.logout",
+    "processes of a user survive logout",
+    probe=_LOGOUT_PROBE,
+    why="A training started by hand in tmux or with nohup dies when its owner's last connection ends.",
+)
+def logout(answer: Answer) -> Judgement:
+    """WARN where logind kills a login's processes.
+
+    ``KillUserProcesses`` in logind.conf(5) and its drop-ins, of which the last file by name wins, one in /etc before
+    one of the same name in /run and in /usr/lib. Debian, Ubuntu and the Red Hat family are built with no as its
+    default. ``KillExcludeUsers`` spares root.
+    """
+    if "looked" not in answer.lines:
+        return unread(answer)
+    values = _logind_values(answer)
+    where, value = values[-1] if values else ("", "no")
+    if value.lower() not in _YES:
+        return ok("logind kills nothing" if any(line.startswith("file ") for line in answer.lines) else "no logind")
+    if "uid 0" in answer.lines:
+        return ok("logind kills users' processes, but none of root")
+    fix = f"KillUserProcesses=no in {where}, then systemctl restart systemd-logind between two runs"
+    return warn(f"KillUserProcesses={value} in {where}", expected="KillUserProcesses=no", fix=fix)
+
+
 CHECKS = (
     equal(
         "os.gid",
@@ -277,7 +370,7 @@ CHECKS = (
         probe=SYSTEM,
         read=lambda answer: number(pairs(answer).get("Uid")),
         noun="uid",
-        verdict=lambda seen: "FAIL" if shares(seen) else "WARN",
+        verdict=lambda plan: "FAIL" if shares(plan) else "WARN",
         fix="usermod -u UID USER as root when nothing of the user runs, then chown the home",
         why="What one node writes to a shared folder another cannot read: checkpoints fail with 'Permission denied'.",
         about="""

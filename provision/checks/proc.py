@@ -1,4 +1,4 @@
-"""Processes: the simple checks."""
+"""Processes: the checks."""
 
 from provision.checks.kit import Answer, Judgement, each_node, fail, many, ok, unread
 

@@ -1,4 +1,4 @@
-"""System services: the simple checks."""
+"""System services: the checks."""
 
 import re
 

@@ -19,7 +19,7 @@ from provision.tasks.bench import Backend, BenchOptions, bench, write_tuning
 
 if TYPE_CHECKING:
     from provision.model import Inventory
-    from provision.netbench.tuning import Tuning
+    from provision.netbench import Tuning
 
 
 @click.group("bench")

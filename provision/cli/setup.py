@@ -11,7 +11,7 @@ from provision import sandbox, summaries
 from provision.cli.cluster import INVENTORY, load_inventory, prompts_of
 from provision.cli.options import Number, number, reporting
 from provision.errors import UsageError
-from provision.inventory.choosing import wanted
+from provision.inventory.new_nodes import parse_hosts
 from provision.output import Reporter
 from provision.session import Session
 from provision.tasks.init import create, foreign, init
@@ -65,7 +65,7 @@ def init_command(
         return
     found = foreign(source, group=group, emit=reporter) if source else None
     ssh = {**(found.ssh if found else {}), **({"user": user} if user else {})}
-    named = found.hosts if found else wanted(hosts)
+    named = found.hosts if found else parse_hosts(hosts)
     created = create(
         path, named, ssh=ssh, prefix=prefix, found=found, prompts=prompts, emit=reporter, typed=reporter.typed
     )

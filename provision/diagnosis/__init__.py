@@ -1,10 +1,10 @@
 """Finds out why a run failed, or which problem it has, from its logs, events and samples. Pure.
 
 - ``evidence``, ``reading``: a run's logs, events and samples as data
-- ``arrivals``, ``recorder``: the rank that did not arrive at a collective, from logs and torch's flight recorder
+- ``arrivals``: the rank that did not arrive at a collective, from logs and torch's flight recorder
 - ``cause``, ``causes/``: the table of causes, a row each
 - ``signs``, ``verdict``: for a failed run, the first failure among its echoes
-- ``conditions/``, ``statistics``: for a running or finished run, whether it trains well
+- ``conditions/``: for a running or finished run, whether it trains well
 """
 
 from __future__ import annotations

@@ -4,14 +4,22 @@ torch's watchdog numbers the collectives of a process group. A waiting rank prin
 last number that it enqueued. The other ranks print their last number too, on a signal of the waiting rank (``Received a
 dump signal``). A rank whose last enqueued number is lower did not arrive. With TORCH_NCCL_DESYNC_DEBUG=1 torch names
 such ranks itself.
+
+A dump of torch's flight recorder has a rank's last collectives. It is a pickle (``nccl_trace_rank_N``) or JSON. A
+pickle may contain only plain values: classes and functions are refused, so that a dump from an unknown source runs no
+code.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -46,7 +54,7 @@ class Arrival:
     missing: tuple[int, ...]
 
 
-def arrival(evidence: Evidence) -> Arrival | None:
+def find_arrival(evidence: Evidence) -> Arrival | None:
     """The first collective that timed out; None if none did."""
     waits: dict[int, tuple[int, str]] = {}  # by rank: number and operation of the earliest
     groups: dict[int, str] = {}  # by rank: the process group that its watchdog named
@@ -74,11 +82,11 @@ def arrival(evidence: Evidence) -> Arrival | None:
     return Arrival(number, waits[waiting[0]][1], waiting, missing)
 
 
-def _silent(evidence: Evidence, heard: set[int]) -> tuple[int, ...]:
+def _silent(evidence: Evidence, reporting: set[int]) -> tuple[int, ...]:
     """Ranks with a log whose watchdog printed nothing; none if there are too many of them."""
     seen = {line.rank for line in _lines(evidence) if line.rank is not None}
-    silent = tuple(sorted(seen - heard))
-    return silent if len(silent) < len(heard) else ()
+    silent = tuple(sorted(seen - reporting))
+    return silent if len(silent) < len(reporting) else ()
 
 
 def _lines(evidence: Evidence) -> Iterator[Line]:
@@ -100,7 +108,7 @@ def node_of(evidence: Evidence, rank: int) -> str | None:
     return max(before, key=lambda record: record.first_rank).node if before else None
 
 
-def named(ranks: Iterable[int]) -> str:
+def name_ranks(ranks: Iterable[int]) -> str:
     """``rank 3``, ``ranks 0-2 and 5``."""
     rows: list[list[int]] = []
     for rank in sorted(ranks):
@@ -111,3 +119,53 @@ def named(ranks: Iterable[int]) -> str:
     parts = [str(row[0]) if len(row) == 1 else f"{row[0]}-{row[-1]}" for row in rows]
     word = "rank" if len(rows) == 1 and len(rows[0]) == 1 else "ranks"
     return f"{word} {' and '.join([', '.join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)}"
+
+
+# --- dumps of the flight recorder -----------------------------------------------------------------
+
+_PICKLE = b"\x80"
+
+
+class _Plain(pickle.Unpickler):
+    """Unpickles plain values only."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Refuse every class and function."""
+        raise pickle.UnpicklingError(f"{module}.{name}")
+
+
+def is_dump(name: str, data: bytes) -> bool:
+    """Whether a file is a dump of the flight recorder."""
+    return dump_rank(name) is not None and data[:1] in {_PICKLE, b"{"} and b"pg_status" in data
+
+
+def dump_rank(name: str) -> int | None:
+    """The rank in the name of a dump."""
+    found = re.search(r"rank_?(\d{1,6})(?:\.json)?$", name)
+    return int(found[1]) if found else None
+
+
+def dump_lines(name: str, data: bytes) -> str:
+    """A line for each process group with the rank's last collective, in the format of torch's watchdog.
+
+    Raises:
+        UntrustedError: the file is not a dump.
+    """
+    try:
+        dump = _Plain(io.BytesIO(data)).load() if data[:1] == _PICKLE else parse_object(data, limit=len(data))
+        groups = [(str(group), _numbers(status)) for group, status in dump["pg_status"].items()]
+    except UntrustedError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a pickle fails in many ways
+        raise UntrustedError(f"is not a flight recorder dump: {type(error).__name__}") from None
+    rank = dump_rank(name)
+    return "".join(
+        f"[rank{rank}]: [PG ID {group} PG GUID {group} Rank {rank}] flight recorder: last enqueued work: {enqueued}, "
+        f"last completed work: {completed}\n"
+        for group, (enqueued, completed) in groups
+        if re.fullmatch(r"\w{1,40}", group)
+    )
+
+
+def _numbers(status: dict[str, Any]) -> tuple[int, int]:
+    return int(status["last_enqueued_collective"]), int(status["last_completed_collective"])

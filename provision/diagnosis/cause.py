@@ -111,19 +111,19 @@ class Sign:
     @property
     def says(self) -> str:
         """The cause's sentence with the captured values."""
-        return filled(self.cause.says, self.captured)
+        return fill_template(self.cause.says, self.captured)
 
     @property
     def fix(self) -> tuple[str, ...]:
         """The cause's advice with the captured values."""
         return tuple(
-            filled(line, self.captured)
+            fill_template(line, self.captured)
             for line in self.cause.fix
             if all(name in self.captured for name in re.findall(r"\{(\w+)\}", re.sub(r"\[[^\[\]]*\]", "", line)))
         )
 
 
-def filled(template: str, captured: Mapping[str, str]) -> str:
+def fill_template(template: str, captured: Mapping[str, str]) -> str:
     """``says`` or a line of ``fix`` with its values; a part in brackets is omitted if one of its values is missing."""
 
     def part(found: re.Match[str]) -> str:

@@ -60,7 +60,7 @@ def record(
 
     def read(name: str, rank: int | None = None) -> tuple[Line, ...]:
         path = file or (f"{files['where']}/{name}" if "where" in files else f"{node}/{name}")
-        return log(files[name], node, rank=rank, file=path, skipped=skipped.get(name, 0))
+        return log_lines(files[name], node, rank=rank, file=path, skipped=skipped.get(name, 0))
 
     skipped = {
         name: int(count) for name, count in re.findall(r"^(\S+) (\d{1,12})$", files.get("skipped", ""), re.MULTILINE)
@@ -73,22 +73,22 @@ def record(
         lines = tuple(line for name in names for line in read(name, _rank_of(name)))
         dated = any(is_dated(files[name]) for name in names)
     agent = read("agent.log") if "agent.log" in files else ()
-    state = objects(files.get("state.json", ""))
-    events = (*objects(files.get("events.jsonl", "")), *events)
+    state = parse_objects(files.get("state.json", ""))
+    events = (*parse_objects(files.get("events.jsonl", "")), *events)
     dated = dated or not lines or any("time" in event for event in events)
-    lines += kernel(files.get("kernel", ""), files.get("machine", ""), node)
+    lines += kernel_lines(files.get("kernel", ""), files.get("machine", ""), node)
     return Record(
         node,
         node_rank,
         _first_rank(lines) if first_rank is None else first_rank,
         lines,
         events,
-        objects(files.get("metrics.jsonl", "")),
+        parse_objects(files.get("metrics.jsonl", "")),
         state[-1] if state else {},
-        *machine(files.get("machine", "")),
+        *read_machine(files.get("machine", "")),
         dated,
         agent,
-        booted(files.get("machine", "")),
+        boot_time(files.get("machine", "")),
         files.get("where", ""),
     )
 
@@ -101,7 +101,7 @@ def _first_rank(lines: tuple[Line, ...]) -> int:
     return min((line.rank for line in lines if line.rank is not None), default=0)
 
 
-def machine(text: str) -> tuple[dict[str, float], int | None]:
+def read_machine(text: str) -> tuple[dict[str, float], int | None]:
     """Links and processors, from the output of ``templates/run/evidence.sh.j2``.
 
     ``cores 64``, ``link eth0 1000`` (Mbit/s, /sys/class/net/NAME/speed) and ``link mlx5_0/1 200000``.
@@ -113,25 +113,25 @@ def machine(text: str) -> tuple[dict[str, float], int | None]:
     return links, int(cores[1]) if cores else None
 
 
-def kernel(text: str, clock: str, node: str) -> tuple[Line, ...]:
+def kernel_lines(text: str, clock: str, node: str) -> tuple[Line, ...]:
     """The lines of dmesg, with times from the line ``clock EPOCH UPTIME`` of ``machine``; none without that line.
 
     Their times separate the run's lines from earlier ones.
     """
-    boot = booted(clock)
+    boot = boot_time(clock)
     if boot is None:
         return ()
     found = re.findall(r"^\[ *(\d{1,12}\.\d{1,12})\] (.+)$", text, re.MULTILINE)
     return tuple(Line(text, node, None, boot + float(seconds), f"{node}: dmesg") for seconds, text in found)
 
 
-def booted(machine: str) -> float | None:
+def boot_time(machine: str) -> float | None:
     """When a node booted, from the line ``clock EPOCH UPTIME`` of ``machine``."""
     at = re.search(r"^clock (\d{1,12}) (\d{1,12}(?:\.\d+)?)$", machine, re.MULTILINE)
     return int(at[1]) - float(at[2]) if at else None
 
 
-def objects(text: str) -> tuple[Event, ...]:
+def parse_objects(text: str) -> tuple[Event, ...]:
     """The JSON objects of a text, one per line. Skips other lines, and fields of a wrong type."""
     return tuple(found for line in text.splitlines() if (found := fields.read(line)) is not None)
 
@@ -141,7 +141,7 @@ def is_dated(text: str) -> bool:
     return _year(text) != _NO_YEAR
 
 
-def log(text: str, node: str, rank: int | None = None, file: str = "", skipped: int = 0) -> tuple[Line, ...]:
+def log_lines(text: str, node: str, rank: int | None = None, file: str = "", skipped: int = 0) -> tuple[Line, ...]:
     """The lines of a log, clusterctl's ``run.log`` or any other.
 
     Args:

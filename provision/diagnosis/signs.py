@@ -1,23 +1,84 @@
-"""Finds matches of the table of causes in a run's logs and events."""
+"""Finds matches of the table of causes in a run's logs and events.
+
+Matching is fast: logs have tens of thousands of lines, the table hundreds of rows. Every match of most patterns
+contains some plain text. Searching for that text first takes a tenth of the time.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from provision.diagnosis.arrivals import arrival, named, node_of
+from provision.diagnosis.arrivals import find_arrival, name_ranks, node_of
 from provision.diagnosis.cause import Cause, Sign
-from provision.diagnosis.causes import processes
+from provision.diagnosis.causes import TABLE, processes
 from provision.diagnosis.evidence import comparable
-from provision.diagnosis.matching import COMPARING, rows, rows_of
 from provision.diagnosis.reading import progress
 from provision.inventory import fold
 
 if TYPE_CHECKING:
     from provision.diagnosis.evidence import Event, Evidence, Line, Record
+
+
+def required_text(pattern: str) -> str:
+    """The longest plain text that every match of a pattern contains; "" if there is none.
+
+    It looks only outside of groups and character classes, at text that is not repeated or optional.
+    """
+    if "(?i" in pattern:
+        return ""
+    parts: list[str] = [""]  # pieces of plain text, split at everything else
+    depth = place = 0
+    while place < len(pattern):
+        sign = pattern[place]
+        if sign == "|" and depth == 0:
+            return ""
+        plain = ""
+        step = 1
+        if sign == "\\":
+            plain, step = ("" if pattern[place + 1].isalnum() else pattern[place + 1]), 2
+        elif sign == "[":
+            step = pattern.index("]", place + 2) + 1 - place
+        elif sign in "?*{":
+            parts[-1] = parts[-1][:-1]
+            step = pattern.index("}", place) + 1 - place if sign == "{" else 1
+        elif sign in "()":
+            depth += 1 if sign == "(" else -1
+        elif sign not in ".^$+|":
+            plain = sign
+        if plain and depth == 0:
+            parts[-1] += plain
+        else:
+            parts.append("")
+        place += step
+    return max(parts, key=len)
+
+
+_PATTERNS = tuple(
+    (required_text(source), re.compile(source), cause) for cause in TABLE if not cause.differs for source in cause.lines
+)
+_OF_EVENTS = tuple(cause for cause in TABLE if cause.events)
+COMPARING = tuple(cause for cause in TABLE if cause.differs)
+
+
+def match_line(text: str) -> Iterator[tuple[Cause, dict[str, str]]]:
+    """The rows that match a line, in the table's order, with the captured groups; without rows that compare nodes."""
+    last = None
+    for plain, pattern, cause in _PATTERNS:
+        if plain in text and cause is not last and (found := pattern.search(text)):
+            last = cause
+            yield cause, {name: value for name, value in found.groupdict().items() if value}
+
+
+def match_event(event: Mapping[str, Any]) -> Iterator[tuple[Cause, dict[str, str]]]:
+    """The rows that match an event."""
+    for cause in _OF_EVENTS:
+        if (captured := cause.take(event)) is not None:
+            yield cause, captured
+
 
 CONTEXT = 120  # lines before a sign that give its context: a trainer's traceback has about 60
 _SOURCE = re.compile(r'\s*(?:\|\s*)?File "[^"]+", line \d+')  # a frame of a traceback; source code follows
@@ -50,12 +111,12 @@ def _with_missing_rank(found: list[Sign], evidence: Evidence) -> list[Sign]:
     """The signs with the rank that did not arrive instead of the ranks that waited for it."""
     if not any(sign.cause.id in _BEHIND for sign in found):
         return found
-    met = arrival(evidence)
+    met = find_arrival(evidence)
     if met is None or not met.missing:
         return found
     rank = met.missing[0]
     node = node_of(evidence, rank)
-    values = {"missing": named(met.missing), "late": str(rank)}
+    values = {"missing": name_ranks(met.missing), "late": str(rank)}
     return [
         replace(sign, node=node or sign.node, rank=rank, captured={**sign.captured, **values})
         if sign.cause.id in _BEHIND
@@ -100,11 +161,11 @@ def _of_stream(record: Record, lines: list[Line]) -> Iterator[Sign]:
     known: dict[str, tuple[Cause, dict[str, str]] | None] = {}  # logs repeat many lines
     for order, line in enumerate(lines):
         if line.text not in known:
-            known[line.text] = next(rows(line.text), None)
+            known[line.text] = next(match_line(line.text), None)
         if known[line.text] is None or (order and _SOURCE.match(lines[order - 1].text)):
             continue
         before = lines[max(0, order - CONTEXT) : order]
-        for cause, captured in rows(line.text):
+        for cause, captured in match_line(line.text):
             if cause.context and not any(cause.around.search(each.text) for each in reversed(before)):
                 continue
             after = 0 if "local_rank" in captured else cause.more  # a launcher's line is followed by its own traceback
@@ -148,7 +209,7 @@ def _whole(text: str | None) -> int | None:
 
 
 def _of_event(record: Record, event: Event, order: int) -> Iterator[Sign]:
-    for cause, captured in rows_of(event):
+    for cause, captured in match_event(event):
         why = event.get("why")
         source = why if isinstance(why, dict) else event
         rank = source.get("rank")
@@ -159,7 +220,7 @@ def _of_event(record: Record, event: Event, order: int) -> Iterator[Sign]:
             str(captured.get("lost") or (source.get("node") if source is why else None) or record.node),
             rank if isinstance(rank, int) else None,
             _time(event),
-            str(source.get("text") or event.get("error") or _described(event)),
+            str(source.get("text") or event.get("error") or _describe(event)),
             captured,
             order,
             place=f"{record.folder}/events.jsonl" if record.folder else "",
@@ -167,7 +228,7 @@ def _of_event(record: Record, event: Event, order: int) -> Iterator[Sign]:
         return
 
 
-def _described(event: Event) -> str:
+def _describe(event: Event) -> str:
     fields = {key: value for key, value in event.items() if key not in {"event", "time", "attempt"}}
     return " ".join([str(event.get("event")), *(f"{key}={value}" for key, value in fields.items())])
 
@@ -204,7 +265,7 @@ def _time(event: Event) -> float | None:
     return None if value is None else float(value)
 
 
-def once(found: Iterable[Sign]) -> tuple[Sign, ...]:
+def drop_repeats(found: Iterable[Sign]) -> tuple[Sign, ...]:
     """The first sign of each cause on each rank; a rank's own line is preferred to its launcher's."""
     first: dict[tuple[str, str, int | None], Sign] = {}
     for sign in found:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from provision.diagnosis.cause import GRADES, Sign
 from provision.diagnosis.causes import TABLE
 from provision.diagnosis.evidence import comparable
-from provision.diagnosis.signs import last_lines, once, place_of, signs
+from provision.diagnosis.signs import drop_repeats, last_lines, place_of, signs
 
 if TYPE_CHECKING:
     from provision.diagnosis.evidence import Evidence, Line, Record
@@ -65,13 +65,13 @@ def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
     """
     places = {record.node: record.node_rank for record in evidence.records}
     by_file = not comparable(evidence)
-    found = once(sorted(signs(evidence), key=lambda sign: _order(sign, places, by_file=by_file)))
+    found = drop_repeats(sorted(signs(evidence), key=lambda sign: _order(sign, places, by_file=by_file)))
     if not ended:
-        found = tuple(sign for sign in found if _holds(sign, evidence))
+        found = tuple(sign for sign in found if _is_consistent(sign, evidence))
     reason = _reason(evidence)
     first = _first_of_files(found, evidence) if by_file else _first(found, places)
     if first is None:
-        node, rank = _whose(found, evidence)
+        node, rank = _failed_place(found, evidence)
         record = next((each for each in evidence.records if each.node == node), None)
         last = _last(record, rank) if record else ()
         reason = reason or _exit(found)
@@ -80,7 +80,9 @@ def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
         return Verdict(None, (), found, node=node, rank=rank, last=texts, reason=reason, by_file=by_file, place=place)
     same = [sign for sign in found if sign.cause is first.cause and sign is not first]
     same = [sign for sign in same if sign.node != first.node or sign.rank is not None]  # the launcher repeats it
-    also = tuple(sign for sign in same if _near(sign, first) and not (by_file and sign.node != first.node))
+    also = tuple(
+        sign for sign in same if abs(_when(sign) - _when(first)) <= CLOSE and not (by_file and sign.node != first.node)
+    )
     echoes = tuple(
         sign
         for sign in found
@@ -91,7 +93,7 @@ def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:
     return Verdict(first, also, echoes, alone, first.node, first.rank, reason=reason, by_file=by_file)
 
 
-def _holds(sign: Sign, evidence: Evidence) -> bool:
+def _is_consistent(sign: Sign, evidence: Evidence) -> bool:
     """Whether a sign of a running run is a failure: its rank has been silent since."""
     if sign.cause.grade != "cause":
         return sign.cause.grade == "ended" or sign.cause.id == "rank.hangs"
@@ -141,10 +143,6 @@ def _when(sign: Sign) -> float:
     return sign.time if sign.time is not None else 0.0
 
 
-def _near(one: Sign, other: Sign) -> bool:
-    return abs(_when(one) - _when(other)) <= CLOSE
-
-
 def _weight(sign: Sign, places: dict[str, int]) -> tuple[int, int, int, int, int]:
     """The sort key: the strongest explanation first, then the lowest rank."""
     rank = sign.rank if sign.rank is not None else _NO_RANK
@@ -173,7 +171,7 @@ def _exit(found: Sequence[Sign]) -> str:
     return f"ended with exit code {codes[0]}" if codes else ""
 
 
-def _whose(found: Sequence[Sign], evidence: Evidence) -> tuple[str, int | None]:
+def _failed_place(found: Sequence[Sign], evidence: Evidence) -> tuple[str, int | None]:
     """Node and rank of an unexplained first failure: from the agents' reason, else from the first echo."""
     for record in evidence.records:
         for event in reversed(record.events):
@@ -185,12 +183,12 @@ def _whose(found: Sequence[Sign], evidence: Evidence) -> tuple[str, int | None]:
         named = [sign for sign in found if sign.rank is not None and "local_rank" in sign.captured]
         sign = (named or list(found))[0]
         return sign.node, sign.rank
-    failed = [record for record in evidence.records if _failed(record)]
+    failed = [
+        record
+        for record in evidence.records
+        if any(event.get("event") == "exit" and event.get("rc") != 0 for event in record.events)
+    ]
     return (failed or list(evidence.records))[0].node if evidence.records else "", None
-
-
-def _failed(record: Record) -> bool:
-    return any(event.get("event") == "exit" and event.get("rc") != 0 for event in record.events)
 
 
 def _last(record: Record, rank: int | None) -> tuple[Line, ...]:

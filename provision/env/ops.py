@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision.env.relocation.rewrite import record_row
+from provision.env.relocation import record_row
 from provision.env.source.files import Source, walk
 from provision.errors import UsageError
 from provision.render import render

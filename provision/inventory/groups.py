@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from provision.inventory.document import shown
 from provision.inventory.names import check_name
 from provision.inventory.schema import as_text
-from provision.inventory.sets import ALL, UnknownError, members, references, suggestion
+from provision.inventory.selection import ALL, UnknownError, members, references, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -38,13 +38,13 @@ def read_groups(document: Document, data: object, nodes: Sequence[str]) -> Mappi
             document.mistake(("groups", name), problem)
         else:
             written[name] = text
-    return _resolved(document, written, below, nodes, ("groups",)) if nodes else {}
+    return _resolve_group(document, written, below, nodes, ("groups",)) if nodes else {}
 
 
 def resolve(document: Document, written: Mapping[str, str], nodes: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
     """The nodes of each group of another tool's file. Records mistakes in ``document`` under the group's name."""
     below = {name: references(text, written.keys()) for name, text in written.items()}
-    return _resolved(document, written, below, nodes, ())
+    return _resolve_group(document, written, below, nodes, ())
 
 
 def _read_group(name: str, value: object, nodes: set[str], groups: Collection[str]) -> tuple[str, set[str], str]:
@@ -81,7 +81,7 @@ def _expression(value: object) -> str:
     return ",".join(texts)
 
 
-def _resolved(
+def _resolve_group(
     document: Document,
     written: Mapping[str, str],
     below: Mapping[str, set[str]],

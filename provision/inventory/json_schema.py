@@ -35,7 +35,10 @@ def build() -> dict[str, Any]:
         },
         "ssh": _optional(_section(SshSection), "how the nodes are reached"),
         "train": _optional(_section(TrainSection), "defaults of `clusterctl train`"),
-        "groups": _optional(_mapping({"anyOf": [text, {"type": "array", "items": text}]}), "names for sets of nodes"),
+        "groups": _optional(
+            {"type": "object", "additionalProperties": {"anyOf": [text, {"type": "array", "items": text}]}},
+            "names for sets of nodes",
+        ),
         "services": _optional(_closed({name: _service(name) for name in services.names()}), "what `deploy` sets up"),
         "checks": _optional(_closed(_checks()), "thresholds of `clusterctl check`, and the checks to skip"),
     }
@@ -102,10 +105,6 @@ def _checks() -> dict[str, Any]:
 
 def _closed(properties: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": False, "properties": properties}
-
-
-def _mapping(values: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "additionalProperties": values}
 
 
 def _optional(schema: dict[str, Any], description: str = "") -> dict[str, Any]:

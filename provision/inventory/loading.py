@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from provision import services as registry
+from provision.checks import problems
 from provision.errors import InventoryError
-from provision.inventory.checks import check_options
 from provision.inventory.document import MAX_BYTES, MAX_SHOWN, NotYamlError, read, shown
 from provision.inventory.groups import read_groups
 from provision.inventory.names import MAX_NODES, check_address, check_name, expand, likely_typos, split_target
@@ -31,7 +31,7 @@ from provision.inventory.schema import (
     as_user,
     validate,
 )
-from provision.model import Inventory, Node, Ssh, TrainDefaults
+from provision.model import CheckOptions, Inventory, Node, Ssh, TrainDefaults
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -200,12 +200,12 @@ def _nodes(document: Document, data: object, default_port: int) -> tuple[Node, .
                 line = document.lines["nodes", first[name]]
                 document.mistake(place, f"{name} is listed twice, first in line {line} ({shown(first[name])})")
             first.setdefault(name, pattern)
-        nodes += _expanded(document, pattern, names, entry)
+        nodes += _expand_nodes(document, pattern, names, entry)
     _check_unique(document, nodes, first, default_port)
     return tuple(nodes)
 
 
-def _expanded(document: Document, pattern: str, names: list[str], entry: object) -> list[Node]:
+def _expand_nodes(document: Document, pattern: str, names: list[str], entry: object) -> list[Node]:
     place: Place = ("nodes", pattern)
     inner = place
     if entry is not None and not isinstance(entry, dict | list):  # gpu03: 192.168.20.16
@@ -320,3 +320,41 @@ def _warnings(inventory: Inventory) -> tuple[str, ...]:
             f"prefix: {inventory.prefix} {why}; the environment's scripts start through /bin/sh instead of `#!…/python`"
         )
     return tuple(warnings)
+
+
+_MAX_CHECKS = 1000
+
+
+def check_options(document: Document, data: object) -> CheckOptions:
+    """The section's options. Records mistakes in ``document``."""
+    if data is None:
+        return CheckOptions()
+    if not isinstance(data, dict):
+        document.mistake(("checks",), "must be a mapping: check ids with their thresholds, and off: [ids]")
+        return CheckOptions()
+    off = _off(document, data.get("off"))
+    if max(len(data), len(off)) > _MAX_CHECKS:
+        document.mistake(("checks",), f"has more than {_MAX_CHECKS:,} checks")
+        return CheckOptions()
+    limits: dict[str, dict[str, float]] = {}
+    for check, values in data.items():
+        if check == "off":
+            continue
+        if isinstance(values, dict):
+            limits[check] = values
+        elif values is not None:
+            wish = f"must be a mapping of thresholds, not {shown(str(values))}; to skip it: off: [{check}]"
+            document.mistake(("checks", check), wish)
+    for place, sentence in problems(off, limits):
+        document.mistake(("checks", *place), sentence)
+    return CheckOptions(limits, tuple(off))
+
+
+def _off(document: Document, off: object) -> list[str]:
+    """The checks to skip."""
+    if off is None:
+        return []
+    if isinstance(off, list) and all(isinstance(each, str) for each in off):
+        return off
+    document.mistake(("checks", "off"), "must be a list of check ids, such as [gpu.persist, net.proxy]")
+    return []

@@ -138,7 +138,7 @@ def likely_typos(inventory: Inventory, nodes: Iterable[Node]) -> Iterator[str]:
     everyone.append(_Networks.of((node.name, node.data_address) for node in inventory.nodes))
     for node in nodes:
         texts = (("address", node.address), ("data_address", node.data_address))
-        found = (_stands_apart(node.name, *text, known) for text, known in zip(texts, everyone, strict=True))
+        found = (_network_typo(node.name, *text, known) for text, known in zip(texts, everyone, strict=True))
         yield from itertools.islice(filter(None, found), 1)
 
 
@@ -157,7 +157,7 @@ class _Networks:
         return _Networks(known, counts, next(iter(counts.most_common(1)), None))
 
 
-def _stands_apart(name: str, what: str, address: str | None, networks: _Networks) -> str | None:
+def _network_typo(name: str, what: str, address: str | None, networks: _Networks) -> str | None:
     own, known = _network(address), networks.known
     if own is None or networks.most is None or len(known) < 2:
         return None

@@ -310,7 +310,7 @@ def _advice(model: type[Section], name: str) -> str:
         if lower in section.model_fields and section is not model and model is TopSection:
             return f"it belongs below {place}:"
     close = difflib.get_close_matches(lower[:100], model.model_fields, n=1)
-    return f"did you mean {close[0]}?" if close else f"known: {_known(model)}"
+    return f"did you mean {close[0]}?" if close else f"known: {', '.join(model.model_fields)}"
 
 
 _SYNONYMS = {
@@ -319,7 +319,3 @@ _SYNONYMS = {
     "login": "user", "hosts": "nodes", "workers": "nodes", "environment": "env", "master_port": "port",
 }  # fmt: skip
 _SECTIONS: dict[str, type[Section]] = {"ssh": SshSection, "train": TrainSection, "services": ServicesSection}
-
-
-def _known(model: type[Section]) -> str:
-    return ", ".join(model.model_fields)

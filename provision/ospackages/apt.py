@@ -1,7 +1,7 @@
 """Packages of Debian and Ubuntu: an apt with separate folders and settings resolves and fetches them.
 
 It needs ``apt-get`` of any release, and no root. It changes nothing on the machine, and uses only the network settings
-of the machine's own apt.
+of the machine's own apt. deb822(5) describes the index of a bundle, ``Packages`` and ``Release``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from provision.errors import UsageError
+from provision.errors import ClusterctlError, UsageError
 from provision.model import Emit, Progress
-from provision.ospackages import apt_output
 from provision.ospackages.releases import Collected, Mirrors, Package, Release, Wanted
 from provision.stages import stage
 
@@ -44,7 +43,7 @@ class Apt:
         """See ``families.Family.mirrors``."""
         found = mirrors(release, architecture, main=main, security=security, keyring=keyring, own=own)
         if not found.keyring.is_file():
-            known = archive(release, architecture)
+            known = main_archive(release, architecture)
             raise UsageError(
                 f"{found.keyring} is missing: it is needed to verify the packages of {release.name}",
                 hint="--keyring FILE" + ("" if keyring else f", or apt-get install {known.keyring_package}"),
@@ -59,7 +58,7 @@ class Apt:
                 hint="on a machine with Debian or Ubuntu (any release): clusterctl pack-os",
             )
         folder = cache.absolute() / f"{wanted.release.name}-{wanted.architecture}"
-        with _alone(folder):
+        with _exclusive_cache(folder):
             return _collect(wanted, folder, emit)
 
 
@@ -69,30 +68,30 @@ def _collect(wanted: Wanted, folder: Path, emit: Emit) -> Collected:
         known = _solve(wanted, folder)
         _fetch(wanted, folder, tuple(known), emit)
         packages = tuple(sorted(known, key=lambda each: each.name))
-        index = apt_output.packages_file(known.items())
+        index = packages_file(known.items())
         shown.summary = f"{len(packages)} packages"
     return Collected(
         packages,
-        {each.file: _fetched(folder, each) for each in packages},
-        {"Packages": index, "Release": apt_output.release_file(wanted.release.name, wanted.architecture, index)},
+        {each.file: _fetched_file(folder, each) for each in packages},
+        {"Packages": index, "Release": release_file(wanted.release.name, wanted.architecture, index)},
     )
 
 
-def _solve(wanted: Wanted, folder: Path) -> dict[Package, apt_output.Stanza]:
+def _solve(wanted: Wanted, folder: Path) -> dict[Package, Stanza]:
     """The packages that apt would install, with their index entries."""
     _write_settings(wanted, folder)
     updated = _apt(folder, "apt-get", "update")
     if updated.returncode:
-        raise apt_output.unreachable(wanted, updated.stderr)
+        raise unreachable_error(wanted, updated.stderr)
     solved = _apt(folder, "apt-get", "--simulate", "install", *wanted.packages)
     if solved.returncode:
-        raise apt_output.unsolved(wanted, solved.stdout + solved.stderr)
-    versions = dict(apt_output.installed(solved.stdout))
+        raise unsolved_error(wanted, solved.stdout + solved.stderr)
+    versions = dict(installed_versions(solved.stdout))
     chosen = [f"{name}={version}" for name, version in versions.items()]
     shown = _apt(folder, "apt-cache", "--no-all-versions", "show", *chosen)
-    known = {apt_output.package(stanza): stanza for stanza in apt_output.stanzas(shown.stdout)}
+    known = {parse_package(stanza): stanza for stanza in parse_stanzas(shown.stdout)}
     if virtual := [name for name in wanted.packages if name not in versions]:
-        raise apt_output.virtual(wanted, virtual, apt_output.providers(known.values(), virtual))
+        raise virtual_error(wanted, virtual, providers(known.values(), virtual))
     assert versions == {each.name: each.version for each in known}, "apt-cache did not show what apt-get had chosen"
     return known
 
@@ -104,18 +103,18 @@ def _fetch(wanted: Wanted, folder: Path, packages: tuple[Package, ...], emit: Em
     """
     missing = 0
     for each in packages:
-        path = _fetched(folder, each)
+        path = _fetched_file(folder, each)
         if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() != each.sha256:
             path.unlink()
         missing += not path.is_file()
     emit(Progress(STAGE, 0, missing, note=f"fetching {missing} of {len(packages)} packages"))
     result = _apt(folder, "apt-get", "--yes", "--download-only", "install", *wanted.packages)
     if result.returncode:
-        raise apt_output.unsolved(wanted, result.stdout + result.stderr)
+        raise unsolved_error(wanted, result.stdout + result.stderr)
     _apt(folder, "apt-get", "autoclean")  # deletes versions that the mirror no longer has
 
 
-def _fetched(folder: Path, package: Package) -> Path:
+def _fetched_file(folder: Path, package: Package) -> Path:
     """The path of a package in apt's cache, where a colon in its version is percent-encoded."""
     version = package.version.replace(":", "%3a")
     return folder / "archives" / f"{package.name}_{version}_{package.architecture}.deb"
@@ -147,7 +146,7 @@ def _apt(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _exclusive_cache(folder: Path) -> Iterator[None]:
     """Lock the folder: one process at a time collects packages for a release."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("a") as lock:
@@ -186,7 +185,7 @@ _UBUNTU = Archive(
 _PORTS = "http://ports.ubuntu.com/ubuntu-ports"  # of Ubuntu, all but PCs
 
 
-def archive(release: Release, architecture: str) -> Archive:
+def main_archive(release: Release, architecture: str) -> Archive:
     """The public archive of a release of Debian or Ubuntu."""
     if release.distribution == "debian":
         return _DEBIAN
@@ -201,7 +200,7 @@ def security_beside(main: str) -> str | None:
     return f"{head}/debian-security" if last == "debian" else None
 
 
-def address(given: str) -> str:
+def parse_address(given: str) -> str:
     """An address for apt. ``file:`` becomes ``copy:``, so that packages are copied to the cache like fetched ones.
 
     Raises:
@@ -217,7 +216,7 @@ def address(given: str) -> str:
 def sources(wanted: Wanted) -> str:
     """The sources.list of a release with its updates; every archive must be signed with a key of the keyring."""
     release, mirrors = wanted.release, wanted.mirrors
-    components = " ".join(archive(release, wanted.architecture).components)
+    components = " ".join(main_archive(release, wanted.architecture).components)
     places = [(mirrors.main, release.codename), (mirrors.main, f"{release.codename}-updates")]
     if mirrors.security:
         places.append((mirrors.security, f"{release.codename}-security"))
@@ -286,13 +285,13 @@ def mirrors(
     Raises:
         UsageError: an invalid address, or no known address of security updates.
     """
-    known = archive(release, architecture)
+    known = main_archive(release, architecture)
     usual = own.get(release.codename) or known.main
-    first = address(main or usual)
+    first = parse_address(main or usual)
     if security == "none":
         second = None
     elif security:
-        second = address(security)
+        second = parse_address(security)
     elif main and release.distribution == "debian":
         second = security_beside(first)
         if second is None:
@@ -303,5 +302,186 @@ def mirrors(
     elif main:
         second = first  # Ubuntu's mirrors have it with the rest
     else:
-        second = address(own.get(f"{release.codename}-security") or known.security)
+        second = parse_address(own.get(f"{release.codename}-security") or known.security)
     return Mirrors(first, second, keyring or Path(known.keyring))
+
+
+# --- apt's output ---------------------------------------------------------------------------------
+
+# Inst chrony (4.3-2+deb12u3 Debian:12.15/oldstable [amd64])
+# Inst libc6 [2.36-9] (2.36-9+deb12u14 Debian:12.15/oldstable [amd64]) []
+_INST = re.compile(
+    r"^Inst (?P<name>[^\s:]+)(?::\S+)? (?:\[\S+\] )?\((?P<version>\S+) .*\[(?P<arch>[a-z0-9-]+)\]\)", re.MULTILINE
+)
+_MISSING = re.compile(
+    r"^E: (?:Unable to locate package (\S+)|Package '(\S+)' has no installation candidate)$", re.MULTILINE
+)
+_FETCH = re.compile(r"^[EW]: (?:Failed to fetch|GPG error:) (\S+?:/\S+)\s+(.*)$", re.MULTILINE)
+_UNSIGNED = re.compile(r"^E: The repository '(?P<uri>\S+) .*' is not signed", re.MULTILINE)
+_BADLY_SIGNED = re.compile(
+    r"^[EW]: (?:Failed to fetch|GPG error:) (?P<uri>\S+?:/\S+)\s+(?P<why>.*signature.*)$", re.MULTILINE
+)
+_ABSENT = re.compile(r"^E: The repository '(\S+) (\S+) Release' does not have a Release file", re.MULTILINE)
+_VIRTUAL = re.compile(r"^Package (\S+) is a virtual package provided by:\n((?:  .*\n)+)", re.MULTILINE)
+_UNMET = re.compile(r"^The following packages have unmet dependencies:\n((?: .*\n)+)", re.MULTILINE)
+
+
+def installed_versions(simulation: str) -> list[tuple[str, str]]:
+    """Name and version of every package that ``apt-get -s install`` would unpack."""
+    return [(match["name"], match["version"]) for match in _INST.finditer(simulation)]
+
+
+def unreachable_error(wanted: Wanted, text: str) -> UsageError:
+    """Why ``apt-get update`` failed: a mirror does not answer, lacks the release, or has no valid signature."""
+    if match := _UNSIGNED.search(text) or _BADLY_SIGNED.search(text):
+        why = " ".join(match["why"].split()) if "why" in match.groupdict() else "it has no signature"
+        return UsageError(
+            f"the mirror {match['uri']} is not signed by a key of {wanted.mirrors.keyring}: {why}",
+            hint="--keyring FILE with the keys of its signer, or another --mirror URL",
+        )
+    if match := _ABSENT.search(text):
+        option = "--security-mirror" if match[2].endswith("-security") else "--mirror"
+        return UsageError(
+            f"the mirror {match[1]} has no {match[2]}",
+            hint=f"{option} URL of a mirror with {wanted.release.name}"
+            + (", or none to omit security updates" if option == "--security-mirror" else ""),
+        )
+    return _fetch_error(wanted, text)
+
+
+def unsolved_error(wanted: Wanted, text: str) -> UsageError:
+    """Why ``apt-get install`` could not resolve the packages."""
+    release = wanted.release.name
+    if match := _VIRTUAL.search(text):
+        return virtual_error(wanted, [match[1]], sorted(line.split()[0] for line in match[2].splitlines()))
+    missing = [match[1] or match[2] for match in _MISSING.finditer(text)]
+    if missing:
+        names = ", ".join(dict.fromkeys(missing))
+        return UsageError(f"{release} has no package {names}", hint="check the spelling: apt-cache search WORD")
+    if match := _UNMET.search(text):
+        conflicts = "; ".join(" ".join(line.split()) for line in match[1].splitlines())
+        return UsageError(f"these packages of {release} conflict: {conflicts}", hint="pack them into separate bundles")
+    return _fetch_error(wanted, text)
+
+
+def virtual_error(wanted: Wanted, names: Sequence[str], providers: Sequence[str]) -> UsageError:
+    """The error for virtual packages, because a node cannot determine whether they are installed."""
+    return UsageError(
+        f"{', '.join(names)} is a virtual package of {wanted.release.name}, which other packages provide",
+        hint=f"name one of {', '.join(providers)}" if providers else "name a package that provides it",
+    )
+
+
+def _fetch_error(wanted: Wanted, text: str) -> UsageError:
+    if match := _FETCH.search(text):
+        return UsageError(
+            f"the mirror {match[1]} failed: {' '.join(match[2].split())}",
+            hint="check the network and apt's proxy (apt-config dump Acquire), or use another --mirror URL",
+        )
+    return UsageError(
+        f"apt could not collect packages of {wanted.release.name} from {wanted.mirrors.main}: {_trouble(text)}",
+        hint="use another mirror: --mirror URL",
+    )
+
+
+def _trouble(text: str) -> str:
+    lines: Sequence[str] = [line for line in text.splitlines() if line.startswith(("E:", "W:"))]
+    return "; ".join(line[3:] for line in lines[:3]) or text.strip()[-300:] or "no message"
+
+
+# --- the index of packages ------------------------------------------------------------------------
+
+FOLDER = "debs"
+
+# The fields that a solver and dpkg need, in the order of archives. Others (translations, tags, fields added by apt) are
+# omitted, so that equal packages have equal indexes.
+_FIELDS = (
+    "Package",
+    "Source",
+    "Version",
+    "Architecture",
+    "Essential",
+    "Protected",
+    "Important",
+    "Multi-Arch",
+    "Priority",
+    "Section",
+    "Maintainer",
+    "Installed-Size",
+    "Pre-Depends",
+    "Depends",
+    "Recommends",
+    "Suggests",
+    "Conflicts",
+    "Breaks",
+    "Replaces",
+    "Provides",
+    "Filename",
+    "Size",
+    "SHA256",
+    "Description",
+)
+_FIELD = re.compile(r"^([A-Za-z0-9-]+):[ \t]*(.*(?:\n[ \t].*)*)", re.MULTILINE)
+
+# A constant date: the bundle is verified by its digest, and its bytes must not depend on the day.
+_DATE = "Thu, 01 Jan 1970 00:00:00 UTC"
+
+Stanza = Mapping[str, str]
+
+
+def parse_stanzas(text: str) -> list[Stanza]:
+    """The packages of an index, or of the output of ``apt-cache show``, each a mapping of fields."""
+    found = [dict(_FIELD.findall(block)) for block in re.split(r"\n\s*\n", text)]
+    return [stanza for stanza in found if "Package" in stanza]
+
+
+def parse_package(stanza: Stanza) -> Package:
+    """The package of an index entry.
+
+    Raises:
+        ClusterctlError: the entry lacks a field, such as the digest.
+    """
+    try:
+        return Package(
+            name=stanza["Package"],
+            version=stanza["Version"],
+            architecture=stanza["Architecture"],
+            file=f"{FOLDER}/{stanza['Filename'].rpartition('/')[2]}",
+            size=int(stanza["Size"]),
+            sha256=stanza["SHA256"].lower(),
+        )
+    except (KeyError, ValueError) as error:
+        name = stanza.get("Package", "a package")
+        raise ClusterctlError(f"the mirror's index entry of {name} is incomplete: {error} is missing") from error
+
+
+def providers(found: Iterable[Stanza], names: Collection[str]) -> list[str]:
+    """The packages that provide one of ``names``."""
+    return sorted(
+        stanza["Package"]
+        for stanza in found
+        if any(item.split()[0] in names for item in stanza.get("Provides", "").split(",") if item.strip())
+    )
+
+
+def packages_file(found: Iterable[tuple[Package, Stanza]]) -> bytes:
+    """The ``Packages`` file of a folder with these packages, sorted by name."""
+    blocks = []
+    for each, stanza in sorted(found, key=lambda pair: pair[0].name):
+        fields = {**stanza, "Filename": f"./{each.file}", "SHA256": each.sha256}
+        fields["Description"] = fields.get("Description", fields.get("Description-en", "")).partition("\n")[0]
+        blocks.append("".join(f"{name}: {fields[name]}\n" for name in _FIELDS if fields.get(name)))
+    return "\n".join(blocks).encode()
+
+
+def release_file(release: str, architecture: str, index: bytes) -> bytes:
+    """The ``Release`` file of that folder, with which apt verifies ``Packages``."""
+    return (
+        "Origin: clusterctl\n"
+        "Label: clusterctl\n"
+        f"Suite: {release}-offline\n"
+        f"Architectures: {architecture}\n"
+        f"Date: {_DATE}\n"
+        "SHA256:\n"
+        f" {hashlib.sha256(index).hexdigest()} {len(index)} Packages\n"
+    ).encode()

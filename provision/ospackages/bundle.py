@@ -273,10 +273,12 @@ def parse(data: bytes) -> Manifest:
         )
     try:
         manifest = Manifest(
-            release=_matching(_NAME, found, "release"),
-            family=_matching(_NAME, found, "family"),
-            architecture=_matching(_NAME, found, "architecture"),
-            requested=tuple(_matching(_NAME, {"requested": name}, "requested") for name in _list(found, "requested")),
+            release=_read_pattern(_NAME, found, "release"),
+            family=_read_pattern(_NAME, found, "family"),
+            architecture=_read_pattern(_NAME, found, "architecture"),
+            requested=tuple(
+                _read_pattern(_NAME, {"requested": name}, "requested") for name in _list(found, "requested")
+            ),
             packages=tuple(_package(each) for each in _list(found, "packages")),
             index=tuple(_index(each) for each in _list(found, "index")),
         )
@@ -293,10 +295,10 @@ def parse(data: bytes) -> Manifest:
 
 def _package(found: Any) -> Package:
     return Package(
-        name=_matching(_NAME, found, "name"),
-        version=_matching(_VERSION, found, "version"),
-        architecture=_matching(_NAME, found, "architecture"),
-        file=_matching(_PACKAGE, found, "file"),
+        name=_read_pattern(_NAME, found, "name"),
+        version=_read_pattern(_VERSION, found, "version"),
+        architecture=_read_pattern(_NAME, found, "architecture"),
+        file=_read_pattern(_PACKAGE, found, "file"),
         size=_size(found["size"]),
         sha256=_digest(found["sha256"]),
     )
@@ -316,7 +318,7 @@ def _list(found: Mapping[str, Any], key: str) -> list[Any]:
     return value
 
 
-def _matching(pattern: re.Pattern[str], found: Mapping[str, Any], key: str) -> str:
+def _read_pattern(pattern: re.Pattern[str], found: Mapping[str, Any], key: str) -> str:
     value = found[key]
     if not isinstance(value, str) or not pattern.fullmatch(value):
         raise ValueError(f"{key}: {shown_value(value)} is not a name")

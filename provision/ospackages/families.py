@@ -81,7 +81,7 @@ def of(release: Release) -> Family:
     )
 
 
-def named(family: str) -> Family:
+def find_family(family: str) -> Family:
     """The family of that name, from a bundle.
 
     Raises:

@@ -81,9 +81,9 @@ def choices(wanted: Mapping[str, Path], packages: Sequence[str]) -> tuple[Choice
     """
     found: dict[str, Choice] = {}
     for label, path in wanted.items():
-        opened = _opened(path)
+        opened = _open_cached(path)
         manifest = opened.manifest
-        families.named(manifest.family)
+        families.find_family(manifest.family)
         if label != str(path) and releases.find(label).name != manifest.release:
             raise UsageError(f"{path} is for {manifest.release}, and the inventory names it for {label}")
         known = {each.name for each in manifest.packages}
@@ -185,7 +185,7 @@ def install(chosen: Sequence[Choice], replace: Sequence[str]) -> str:
 
 def _templates(chosen: Sequence[Choice]) -> str:
     # Several families would need a choice on the node; there is only one.
-    return families.named(chosen[0].bundle.manifest.family).templates
+    return families.find_family(chosen[0].bundle.manifest.family).templates
 
 
 def _functions(chosen: Sequence[Choice]) -> str:
@@ -201,7 +201,7 @@ def _functions(chosen: Sequence[Choice]) -> str:
     )
 
 
-def _opened(path: Path) -> OsBundle:
+def _open_cached(path: Path) -> OsBundle:
     try:
         status = path.stat()
     except OSError:

@@ -56,13 +56,9 @@ def find(name: str) -> Release:
             return release
     for distribution in _RPM:
         if wanted.startswith(distribution) and (rest := wanted.removeprefix(distribution)):
-            return Release(distribution, _rpm_version(distribution, rest), "", "rpm")
+            return Release(distribution, rest.partition(".")[0] if distribution in _RPM_BY_MAJOR else rest, "", "rpm")
     known = ", ".join(release.name for release in RELEASES)
     raise UsageError(f"unknown release {name}", hint=f"use --release with one of {known}")
-
-
-def _rpm_version(distribution: str, version: str) -> str:
-    return version.partition(".")[0] if distribution in _RPM_BY_MAJOR else version
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,25 @@ from typing import Literal
 
 from provision.errors import UsageError
 from provision.model import Emit, ignore
-from provision.sandbox import disk, files, host, network, node
+from provision.sandbox import disk, host, network, node
 from provision.sandbox.cluster import Sandbox, remove
 from provision.sandbox.disk import TRAINER
-from provision.sandbox.process import boot_id, environment, identify, interruptible, uninterrupted
-from provision.sandbox.rootfs import cached, minimal
+from provision.sandbox.host import boot_id, environment, identify, interruptible, uninterrupted
+from provision.sandbox.rootfs import find_cached, minimal
 from provision.sandbox.rootfs import recipe as minimal_recipe
-from provision.sandbox.state import NodeState, State, home, load_all, locked, save
+from provision.sandbox.state import (
+    KEY,
+    NodeState,
+    State,
+    check_free,
+    file_digests,
+    file_texts,
+    home,
+    load_all,
+    locked,
+    save,
+    write_files,
+)
 from provision.stages import stage
 
 STAGE = "nodes"
@@ -95,10 +107,10 @@ def up(options: Options, emit: Emit = ignore) -> Sandbox:
                 key, host_keys = _make_disks(state, lower, options.password)
                 state = node.start(state, save)
                 node.wait_ready(state, shown.progress)
-                contents = files.texts(state, key, host_keys)
-                state = replace(state, files=files.digests(contents))
+                contents = file_texts(state, key, host_keys)
+                state = replace(state, files=file_digests(contents))
                 save(state)
-                files.write(state, contents)
+                write_files(state, contents)
                 state = replace(state, made="up")
                 save(state)
                 shown.states = dict.fromkeys(hostnames, "up")
@@ -121,7 +133,7 @@ def require(options: Options) -> None:
         host.FOR_LINK if options.link else {},
         host.FOR_PASSWORD if options.password else {},
         host.FOR_HOST if options.rootfs == "host" else {},
-        host.FOR_MINIMAL if options.rootfs == "minimal" and not cached(minimal_recipe(options.packages)) else {},
+        host.FOR_MINIMAL if options.rootfs == "minimal" and not find_cached(minimal_recipe(options.packages)) else {},
     )
 
 
@@ -130,7 +142,11 @@ def _reserve(options: Options, token: str, hostnames: Sequence[str]) -> State:
     directory, storage = options.directory.absolute(), options.storage
     with locked():
         others = load_all()
-        name = options.name or _free_name({other.name for other in others})
+        name = options.name or next(
+            name
+            for name in ("sandbox", *(f"sandbox-{number}" for number in range(2, 1000)))
+            if name not in {other.name for other in others}
+        )
         if name in {other.name for other in others}:
             raise UsageError(f"sandbox {name} already exists", hint=f"clusterctl sandbox down {name}")
         for other in others:
@@ -140,7 +156,7 @@ def _reserve(options: Options, token: str, hostnames: Sequence[str]) -> State:
                     hint=f"use another folder, or: clusterctl sandbox down {other.name}",
                 )
         directory.mkdir(parents=True, exist_ok=True)
-        files.check_free(directory)
+        check_free(directory)
         folder = storage.absolute() / f"clusterctl-sandbox-{name}" if storage else home() / name
         host.require_upper(folder)
         if folder.exists():
@@ -177,8 +193,8 @@ def _make_disks(state: State, lower: Path, password: str | None) -> tuple[str, d
     host.check_mountable(lower)
     storage = Path(state.storage)
     storage.mkdir(parents=True, mode=0o700)
-    disk.make_key(storage / files.KEY, f"clusterctl sandbox {state.name}")
-    public = (storage / f"{files.KEY}.pub").read_text(encoding="ascii").strip()
+    disk.make_key(storage / KEY, f"clusterctl sandbox {state.name}")
+    public = (storage / f"{KEY}.pub").read_text(encoding="ascii").strip()
     shared = disk.common(lower, public, password, (home(), storage))
     sshd = "/usr/sbin/sshd" if state.rootfs == "minimal" else shutil.which("sshd", path=environment()["PATH"])
     assert sshd, "host.require_programs found it"
@@ -187,7 +203,7 @@ def _make_disks(state: State, lower: Path, password: str | None) -> tuple[str, d
         state.folder(each).mkdir()
         host_keys[each.name] = disk.fill(state.folder(each), each, shared)
         node.write_script(state, each, lower, sshd)
-    return (storage / files.KEY).read_text(encoding="ascii"), host_keys
+    return (storage / KEY).read_text(encoding="ascii"), host_keys
 
 
 def _undo(token: str) -> None:
@@ -221,7 +237,3 @@ def _hostnames(nodes: int | Sequence[str]) -> list[str]:
     if wrong or len(set(nodes)) < len(nodes):
         raise UsageError(f"{wrong[0]!r} is not a valid host name" if wrong else "two nodes have the same name")
     return list(nodes)
-
-
-def _free_name(used: set[str]) -> str:
-    return next(each for each in ("sandbox", *(f"sandbox-{n}" for n in range(2, 1000))) if each not in used)

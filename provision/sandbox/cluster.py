@@ -13,10 +13,20 @@ from typing import Literal, final
 
 from provision.errors import ClusterctlError, UsageError
 from provision.model import Emit, Node, Notice, ignore
-from provision.sandbox import files, network, node
-from provision.sandbox.host import mounts, require_root
-from provision.sandbox.process import SYSTEM_PATH, Process, kill, uninterrupted
-from provision.sandbox.state import NodeState, State, forget, load, load_all, save
+from provision.sandbox import network, node
+from provision.sandbox.host import SYSTEM_PATH, Process, kill, mounts, require_root, uninterrupted
+from provision.sandbox.state import (
+    INVENTORY,
+    KEY,
+    KNOWN_HOSTS,
+    NodeState,
+    State,
+    forget,
+    load,
+    load_all,
+    remove_files,
+    save,
+)
 from provision.stages import stage
 
 Status = Literal["starting", "up", "broken"]
@@ -55,17 +65,17 @@ class Sandbox:
     @property
     def inventory(self) -> Path:
         """The inventory file."""
-        return self.directory / files.INVENTORY
+        return self.directory / INVENTORY
 
     @property
     def known_hosts(self) -> Path:
         """The pinned host keys of the nodes, by address."""
-        return self.directory / files.KNOWN_HOSTS
+        return self.directory / KNOWN_HOSTS
 
     @property
     def key(self) -> Path:
         """The private key that logs in as ``root`` and as ``trainer``."""
-        return self.directory / files.KEY
+        return self.directory / KEY
 
     @property
     def rootfs(self) -> str:
@@ -247,7 +257,7 @@ def remove(state: State, emit: Emit = ignore) -> None:
     node.kill_all(state)  # the kernel then removes their namespaces and mounts
     network.unplug(state)
     _remove_disks(Path(state.storage))
-    for path in files.remove(state):
+    for path in remove_files(state):
         emit(Notice(f"{path} was changed and is kept"))
     forget(state)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provision.render import render
-from provision.sandbox.process import run
+from provision.sandbox.host import run
 from provision.sandbox.state import NodeState
 
 _SCRATCH = ("/tmp", "/var/tmp")  # noqa: S108 - paths inside a node

@@ -13,7 +13,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 from provision.errors import ClusterctlError, UsageError
-from provision.sandbox.process import run
+from provision.sandbox.host import run
 from provision.sandbox.state import State
 
 _FIRST_NODE = 11  # node01 is x.y.0.11, as in many real clusters; x.y.0.1 is the controller
@@ -107,17 +107,17 @@ def unplug(state: State) -> None:
     Raises:
         ClusterctlError: some could not be removed.
     """
-    there = present(state)
+    there = existing_links(state)
     if there:
         # -force: the kernel may delete the cable of a dead node at the same time.
         with suppress(ClusterctlError):
             run("ip", "-force", "-batch", "-", stdin="".join(f"link delete {name}\n" for name in there))
-    left = present(state)
+    left = existing_links(state)
     if left:
         raise ClusterctlError(f"network devices {', '.join(left)} cannot be removed", hint=f"ip link delete {left[0]}")
 
 
-def present(state: State) -> list[str]:
+def existing_links(state: State) -> list[str]:
     """The existing network devices of the sandbox."""
     known = {name for _, name in socket.if_nameindex()}
     return [name for name in state.links if name in known]

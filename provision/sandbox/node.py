@@ -17,7 +17,7 @@ from typing import final
 from provision.errors import NodesFailedError
 from provision.render import render
 from provision.sandbox import network
-from provision.sandbox.process import GONE, ended, environment, identify, kill, with_argv
+from provision.sandbox.host import GONE, environment, identify, kill, wait_for_end, with_argv
 from provision.sandbox.state import NodeState, State
 
 _NAMESPACES = ("unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork")
@@ -150,7 +150,7 @@ def _banner(node: NodeState, until: float) -> str:
             except OSError as error:
                 reason = str(error)
             # sshd listens after a few milliseconds, without an event to wait for; only its exit has one.
-            if ended(pidfd, _RETRY):
+            if wait_for_end(pidfd, _RETRY):
                 return "it died while it started"
         return f"sshd does not answer in {_DEADLINE:.0f} s: {reason}"
     finally:

@@ -1,4 +1,7 @@
-"""The root that nodes share read-only: a small Debian, made once and kept, or this machine's own."""
+"""The root that nodes share read-only: a small Debian, made once and kept, or this machine's own.
+
+The Debian release and the mirror of its packages come from this machine's apt.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,95 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from provision.errors import ClusterctlError
 from provision.model import Emit, Progress, ignore
-from provision.sandbox import mirror
-from provision.sandbox.process import environment
+from provision.sandbox.host import environment, run
 from provision.stages import stage
+
+_DEFAULT_SUITE = "bookworm"
+_DEFAULT_MIRROR = "http://deb.debian.org/debian"
+_SCHEMES = ("http://", "https://", "file:")
+
+
+@dataclass(frozen=True)
+class AptSource:
+    """An archive from which apt fetches binary packages."""
+
+    uri: str
+    suites: tuple[str, ...]
+
+
+def debian_suite(os_release: Path = Path("/etc/os-release")) -> str:
+    """The Debian release of the nodes: this machine's, or bookworm if it does not run Debian."""
+    try:
+        text = os_release.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return _DEFAULT_SUITE
+    fields = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', text, re.MULTILINE))
+    return fields.get("VERSION_CODENAME") or _DEFAULT_SUITE if fields.get("ID") == "debian" else _DEFAULT_SUITE
+
+
+def debian_mirror(wanted: str, folder: Path = Path("/etc/apt")) -> str:
+    """The mirror of Debian's ``wanted`` suite: ``$CLUSTERCTL_DEBIAN_MIRROR``, apt's, or deb.debian.org."""
+    override = os.environ.get("CLUSTERCTL_DEBIAN_MIRROR")
+    if override:
+        return override
+    usable = (source.uri for source in apt_sources(folder) if wanted in source.suites)
+    return next((uri.rstrip("/") for uri in usable if uri.startswith(_SCHEMES)), _DEFAULT_MIRROR)
+
+
+def apt_proxy() -> Mapping[str, str]:
+    """The environment variables with apt's proxy for debootstrap. Empty if apt has none or the environment sets one."""
+    if not shutil.which("apt-config"):
+        return {}
+    found = re.findall(r"^(\w+)='(.*)'$", run("apt-config", "shell", *_PROXY_QUERY), re.MULTILINE)
+    return {name: value for name, value in found if name not in os.environ and value != "DIRECT"}
+
+
+_PROXY_QUERY = ("http_proxy", "Acquire::http::Proxy", "https_proxy", "Acquire::https::Proxy")
+
+
+def parse_sources(name: str, text: str) -> list[AptSource]:
+    """The binary sources in a file of ``sources.list.d``, in either format (see sources.list(5))."""
+    return list(_deb822(text) if name.endswith(".sources") else _one_line(text))
+
+
+def apt_sources(folder: Path = Path("/etc/apt")) -> Iterator[AptSource]:
+    """The archives of this machine's apt, in its order."""
+    parts = folder / "sources.list.d"
+    files = [folder / "sources.list", *sorted(parts.glob("*.list")), *sorted(parts.glob("*.sources"))]
+    for path in files:
+        if path.is_file():
+            yield from parse_sources(path.name, path.read_text(encoding="utf-8", errors="replace"))
+
+
+def _one_line(text: str) -> Iterator[AptSource]:
+    for line in text.splitlines():
+        match = re.match(r"\s*deb\s+(?:\[[^\]]*\]\s*)?(\S+)\s+(\S+)", line)
+        if match:
+            yield AptSource(match[1], (match[2],))
+
+
+def _deb822(text: str) -> Iterator[AptSource]:
+    without_comments = re.sub(r"^#.*\n?", "", text, flags=re.MULTILINE)
+    for stanza in re.split(r"\n\s*\n", without_comments):
+        pairs = re.findall(r"^([\w-]+):((?:.*\n?)(?:[ \t].*\n?)*)", stanza, re.MULTILINE)
+        fields = {key.lower(): value.split() for key, value in pairs}
+        if "deb" in fields.get("types", ()) and fields.get("enabled") != ["no"]:
+            for uri in fields.get("uris", ()):
+                yield AptSource(uri, tuple(fields.get("suites", ())))
+
+
+# --- the root -------------------------------------------------------------------------------------
 
 STAGE = "rootfs"
 # debootstrap's minbase has tar, gzip, coreutils, perl-base and util-linux; no Python, zstd or rsync.
@@ -52,7 +131,7 @@ class Recipe:
 
 def recipe(packages: Sequence[str] = ()) -> Recipe:
     """The recipe of a minimal root with additional Debian ``packages``."""
-    return Recipe(mirror.suite(), platform.machine(), tuple(sorted({*_PACKAGES, *packages})))
+    return Recipe(debian_suite(), platform.machine(), tuple(sorted({*_PACKAGES, *packages})))
 
 
 def cache() -> Path:
@@ -60,7 +139,7 @@ def cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "/var/cache").absolute() / "clusterctl" / "rootfs"
 
 
-def cached(wanted: Recipe) -> Path | None:
+def find_cached(wanted: Recipe) -> Path | None:
     """The cached root of this recipe; None if it must be built."""
     path = cache() / wanted.digest
     return path if path.is_dir() else None
@@ -77,7 +156,7 @@ def minimal(wanted: Recipe, emit: Emit = ignore) -> Path:
     folder = cache()
     folder.mkdir(parents=True, exist_ok=True)
     with _lock(folder / f"{wanted.digest}.lock"):
-        ready = cached(wanted)
+        ready = find_cached(wanted)
         if ready:
             return ready
         for leftover in folder.glob(f".{wanted.digest}-*"):  # from a killed process, which no longer holds the lock
@@ -93,7 +172,7 @@ def minimal(wanted: Recipe, emit: Emit = ignore) -> Path:
 
 
 def _build(wanted: Recipe, root: Path, emit: Emit) -> None:
-    source = mirror.mirror(wanted.suite)
+    source = debian_mirror(wanted.suite)
     title = f"Building the nodes' root: Debian {wanted.suite} from {source}"
     with stage(emit, STAGE, title, unit="steps") as shown:
         debootstrap = ["debootstrap", f"--variant={wanted.variant}", f"--include={','.join(wanted.packages)}"]
@@ -115,7 +194,7 @@ def _debootstrap(argv: Sequence[str], emit: Emit) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env={**environment(), **mirror.proxy()},
+        env={**environment(), **apt_proxy()},
         text=True,
         errors="replace",
     )

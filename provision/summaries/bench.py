@@ -8,8 +8,7 @@ from provision.inventory import fold
 from provision.output_text import Line, Summary, duration
 
 if TYPE_CHECKING:
-    from provision.netbench.pairs import Judgement
-    from provision.netbench.tuning import Setting, Tuning
+    from provision.netbench import Judgement, Setting, Tuning
     from provision.tasks.bench import BenchResult
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))

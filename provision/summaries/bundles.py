@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from provision.env.report.text import number, size
+from provision.env.text import number, size
 from provision.output_text import Summary
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from provision.checks import load
-from provision.env.report.text import number
+from provision.env.text import number
 from provision.inventory import fold
 from provision.output_text import Line, Style, Summary, clean, fold_equal
 

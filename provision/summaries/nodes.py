@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
 
-from provision.env.report.text import number, size
+from provision.env.text import number, size
 from provision.inventory import fold
 from provision.output_text import Line, Summary, clean, fold_equal
 

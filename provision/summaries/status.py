@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from provision.checks.kit.measures import Offset, shown
+from provision.checks.kit.measures import Offset, show_offset
 from provision.inventory import fold
 from provision.output_text import Summary, fold_equal
 from provision.summaries.runs import run_lines, runs_data
@@ -83,11 +83,12 @@ def _clocks(result: Status) -> list[str]:
     if len(together) > 1:
         low, high = (pick(together, key=lambda name: offsets[name].seconds) for pick in (min, max))
         lines.append(
-            f"clocks: {fold(together)} agree, at most {shown(offsets[high].minus(offsets[low]), sign=False)} apart"
+            f"clocks: {fold(together)} agree, "
+            f"at most {show_offset(offsets[high].minus(offsets[low]), sign=False)} apart"
         )
     for name, ahead in gone.items():
         way = "ahead of" if ahead.seconds > 0 else "behind"
-        far = shown(Offset(abs(ahead.seconds), ahead.error), sign=False)
+        far = show_offset(Offset(abs(ahead.seconds), ahead.error), sign=False)
         lines.append(f"clocks: {name} is {far} {way} {middle if len(together) == 1 else 'them'}")
     matrix = _matrix(offsets) if len(offsets) < _WIDEST else []
     return lines + (matrix if max(map(len, matrix), default=0) <= WIDTH else [])

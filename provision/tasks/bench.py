@@ -10,11 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from provision.errors import NodesFailedError, UsageError
-from provision.inventory.env_edit import with_env
+from provision.inventory.writing import with_env
 from provision.model import Inventory
-from provision.netbench import Row, rows
-from provision.netbench.pairs import SIZE, Judgement, Pair, judge, rates, slow_pairs, tournament
-from provision.netbench.tuning import NAMES, Setting, Tuning, search
+from provision.netbench import (
+    PAIR_SIZE,
+    VARIABLES,
+    Judgement,
+    Pair,
+    Row,
+    Setting,
+    Tuning,
+    judge_pairs,
+    pair_rates,
+    rows,
+    search_settings,
+    slow_pairs,
+    tournament,
+)
 from provision.tasks.bench_nodes import MeasureFailedError, World, network_used, silent, world
 
 if TYPE_CHECKING:
@@ -113,7 +125,7 @@ def bench(session: Session, options: BenchOptions) -> BenchResult:
         if options.ops or options.pairs:
             events += _measure(ready, backend, options)
         names = [node.name for node in session.nodes]
-        measured = rates(events, names)
+        measured = pair_rates(events, names)
         if slow := slow_pairs(measured)[:_AGAIN]:
             measured |= _alone(ready, backend, slow, measured, sizes)
         tuning = None
@@ -131,7 +143,7 @@ def bench(session: Session, options: BenchOptions) -> BenchResult:
         rows=rows(events),
         skipped={event["op"]: event["why"] for event in events if event["event"] == "skipped"},
         pairs=measured,
-        judgement=judge(measured) if options.pairs else None,
+        judgement=judge_pairs(measured) if options.pairs else None,
         tuning=tuning,
         seconds=sum(session.seconds.values()),
     )
@@ -158,7 +170,7 @@ def _measure(ready: World, backend: str, options: BenchOptions) -> list[Event]:
         "sizes": list(options.sizes),
         "seconds": SECONDS if options.ops else _PAIR_SECONDS,
         "rounds": rounds,
-        "pair_size": min(max(options.sizes), SIZE),
+        "pair_size": min(max(options.sizes), PAIR_SIZE),
     }
     with ready.session.stage("bench", "Measuring the network", total, "steps") as shown:
         return ready.run(work, LOG, (), on)
@@ -173,10 +185,10 @@ def _alone(
         "backend": backend,
         "seconds": _PAIR_SECONDS,
         "rounds": [[[names.index(a), names.index(b)]] for a, b in slow],
-        "pair_size": min(max(sizes), SIZE),
+        "pair_size": min(max(sizes), PAIR_SIZE),
     }
     with ready.session.stage("again", "Measuring slow pairs alone", len(slow), "steps"):
-        found = rates(ready.run(work, LOG, (), silent), names)
+        found = pair_rates(ready.run(work, LOG, (), silent), names)
     return {pair: max(rate, measured[pair]) for pair, rate in found.items()}
 
 
@@ -191,7 +203,7 @@ def write_tuning(inventory: Inventory, tuning: Tuning) -> bool:
     path = inventory.path.resolve()
     before = path.read_bytes().decode("utf-8")
     env = tuning.best.env
-    after = with_env(before, env, without=frozenset(NAMES) - env.keys())
+    after = with_env(before, env, without=frozenset(VARIABLES) - env.keys())
     if after == before:
         return False
     handle, fresh = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -246,7 +258,7 @@ def _tune(ready: World, size: int) -> tuple[Tuning, list[Event]]:
     def measure(setting: Setting) -> float | None:
         try:
             events = ready.run(
-                work, {**LOG, **setting.env}, [name for name in NAMES if name not in setting.env], silent
+                work, {**LOG, **setting.env}, [name for name in VARIABLES if name not in setting.env], silent
             )
         except MeasureFailedError as error:
             failures.append(error)
@@ -262,7 +274,7 @@ def _tune(ready: World, size: int) -> tuple[Tuning, list[Event]]:
 
     with session.stage("tune", "Trying NCCL's socket settings", None, "steps") as shown:
         try:
-            return search(measure, Setting.of(ready.session.inventory.train.env)), first
+            return search_settings(measure, Setting.of(ready.session.inventory.train.env)), first
         except ValueError as error:
             raise failures[0] if failures else NodesFailedError(str(error), reasons={}) from error
 

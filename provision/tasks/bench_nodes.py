@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from provision import launchers
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError
 from provision.model import Node
-from provision.netbench.events import parse, stage
-from provision.netbench.events import reason as why_failed
+from provision.netbench import failed_stage, failure_reason, parse_event
 from provision.render import quote
 from provision.run import RunFiles, RunSpec, Worker, new_run_id, readiness
 from provision.run.files import sources
@@ -104,7 +103,7 @@ class World:
         if outcome.failed:
             raise NodesFailedError("nodes were lost while the network was measured", reasons=outcome.reasons)
         if flight.failures:
-            where = stage(flight.events, sum(self.counts))
+            where = failed_stage(flight.events, sum(self.counts))
             raise MeasureFailedError(
                 "the network could not be measured" + (f": {where}" if where else ""),
                 reasons=flight.failures,
@@ -174,12 +173,12 @@ class _Flight:
         self.over.wait()
 
     def _take(self, node: Node, line: str) -> None:
-        event = parse(line, len(self._world.nodes))
+        event = parse_event(line, len(self._world.nodes))
         if event is None:
             return  # another program of the node prints
         with self._lock:
             if event["event"] == "failed" and not self.over.is_set():
-                self.failures.setdefault(node.name, why_failed(event))
+                self.failures.setdefault(node.name, failure_reason(event))
             self.events.append(event)
             self._on(event)
 

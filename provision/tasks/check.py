@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from provision import checks
 from provision.checks import Answer, Plan, choose, limits
 from provision.checks.kit.probing import compile_probes, parse, probe_of
-from provision.env.report.text import number
+from provision.env.text import number
 from provision.hints import complete
 from provision.inventory import fold
 from provision.model import Finding, Node, Notice

@@ -26,7 +26,7 @@ from provision.run.checkpoint import NEWEST, OFFER, Newest, Sources, newest, sou
 from provision.run.record import make_private
 from provision.ssh.openssh import bulk
 from provision.tasks.runs import by_name, find, run_folder
-from provision.transfer.fetch import RemoteFile, fetch, lacking, listed
+from provision.transfer.fetch import RemoteFile, fetch, lacking, list_files
 from trainer.agent.contract import offers
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
@@ -173,7 +173,7 @@ class Collection:
         self, places: Mapping[str, str], offered: Mapping[str, Mapping[str, Any]], found: Newest
     ) -> Sources:
         """Bring the output folder's files, each from one node that has it."""
-        lists = self._each(lambda remote: listed(remote, places[remote.node.name]), places).ok
+        lists = self._each(lambda remote: list_files(remote, places[remote.node.name]), places).ok
         chosen = sources({name: frozenset(files) for name, files in lists.items()}, offered, found.name)
 
         def bring(remote: Remote) -> None:
@@ -210,7 +210,7 @@ class Collection:
                         reasons={head.name: "\n".join(result.err.strip().splitlines()[-5:]) or f"status {result.rc}"},
                         hint=f"by hand: python -m deepspeed.utils.zero_to_fp32 {here} OUTPUT",
                     )
-                fetch(remote, f"{run}/fp32/weights", lacking(listed(remote, f"{run}/fp32/weights"), to), to)
+                fetch(remote, f"{run}/fp32/weights", lacking(list_files(remote, f"{run}/fp32/weights"), to), to)
             finally:
                 remote.run(f"rm -rf -- {quote(run)}/fp32", deadline=_REMOVE_DEADLINE)
             shown.states = {head.name: "done"}
@@ -260,7 +260,7 @@ class Collection:
 
     def _bring(self, remote: Remote, folder: str, here: Path, wanted: Mapping[str, RemoteFile] | None) -> None:
         """Fetch the files of a folder: the named ones, or all."""
-        there = listed(remote, folder) if wanted is None else dict(wanted)
+        there = list_files(remote, folder) if wanted is None else dict(wanted)
         missing = lacking(there, here)
         self.there += len(there) - len(missing)
         self.bytes += fetch(remote, folder, missing, here)

@@ -12,11 +12,11 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from provision.env.bundle.reader import Bundle, open_bundle
-from provision.env.release import examine, scripts
+from provision.env.release import examine, install
 from provision.env.release.catalog import ReleasePaths
 from provision.env.release.examine import Action, NodeFacts
-from provision.env.release.payload import Payload, Recipe, derive_recipe
-from provision.env.relocation.relocate import Relocated, relocate
+from provision.env.release.install import Payload, Recipe, derive_recipe
+from provision.env.relocation import Relocated, relocate
 from provision.errors import BundleError, ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.model import Node, Part, Step, Wire
 from provision.script import compile_steps, whole
@@ -26,7 +26,7 @@ from provision.session.sending import Sent, send
 from provision.ssh.remote import reading
 from provision.tasks import services
 from provision.tasks.services import ServicesResult
-from provision.transfer import Target, clean, decompressor, keys
+from provision.transfer import Target, clean, keys, prepare
 
 if TYPE_CHECKING:
     from provision.session import Session
@@ -132,7 +132,7 @@ def deploy(session: Session, bundle_path: Path, options: DeployOptions = _DEFAUL
         return DeployResult(paths.release_id, planned, dry_run=session.dry_run, services=serviced)
     release = _relocate(session, bundle, paths, options)
     if options.scripts_to is not None:
-        gather = scripts.gather_script(paths, repair=options.repair)
+        gather = install.gather_script(paths, repair=options.repair)
         write_scripts(options.scripts_to, session.nodes, gather, release.activating)
     if session.dry_run:
         return DeployResult(paths.release_id, planned, dry_run=True, services=serviced)
@@ -207,8 +207,8 @@ def _relocate(session: Session, bundle: Bundle, paths: ReleasePaths, options: De
 def _activation(
     session: Session, bundle: Bundle, paths: ReleasePaths, relocated: Relocated, *, repair: bool
 ) -> tuple[Step, ...]:
-    naming = scripts.conda_name_steps(session.inventory, bundle.manifest)
-    return tuple(scripts.activate_steps(paths, bundle.manifest, relocated, repair=repair, naming=naming))
+    naming = install.conda_name_steps(session.inventory, bundle.manifest)
+    return tuple(install.activate_steps(paths, bundle.manifest, relocated, repair=repair, naming=naming))
 
 
 def _send(
@@ -267,9 +267,9 @@ def _wires(
     poor = [
         node
         for node in nodes
-        if node.name not in has and release.payload.unpacked(lacking[node.name]) >= decompressor.BRING_FROM
+        if node.name not in has and release.payload.unpacked(lacking[node.name]) >= prepare.BRING_FROM
     ]
-    working, sent = decompressor.bring(session.connections, poor, release.paths.transfer)
+    working, sent = prepare.bring_zstd(session.connections, poor, release.paths.transfer)
     return {node.name: "zstd" if node.name in has | working else "plain" for node in nodes}, sent
 
 
@@ -283,8 +283,8 @@ def _gather(
 
     def gather(node: Node) -> _Existing:
         base = bases[node.name]
-        script = release.lock.guarded(scripts.gather_script(paths, repair=release.repair, base=base))
-        wanted = scripts.gather_input(payload.keys, recipes[base])
+        script = release.lock.guarded(install.gather_script(paths, repair=release.repair, base=base))
+        wanted = install.gather_input(payload.keys, recipes[base])
         result = session.run(node, script, stdin=wanted, deadline=GATHER_DEADLINE)
         if result.rc != 0 or not result.out.endswith("end\n"):
             raise ClusterctlError(" ".join(result.err.split()) or "could not create the release's folder")

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from provision.diagnosis import Diagnosis, Evidence, Record, reading, recorder
+from provision.diagnosis import Diagnosis, Evidence, Record, arrivals, reading
 from provision.diagnosis import diagnose as judged
 from provision.diagnosis.evidence import Event
-from provision.env.report.text import number
+from provision.env.text import number
 from provision.errors import NodesFailedError, UsageError
 from provision.model import Inventory, Node
 from provision.render import render
@@ -92,11 +92,11 @@ def diagnose_files(paths: Sequence[Path]) -> Diagnosis:
 
 def _dump(path: Path) -> str | None:
     """The lines of a dump of torch's flight recorder; None where the file is another one."""
-    if recorder.rank_of(path.name) is None:
+    if arrivals.dump_rank(path.name) is None:
         return None
     with path.open("rb") as file:
         data = file.read(FILE_LIMIT)
-    return recorder.lines(path.name, data) if recorder.is_dump(path.name, data) else None
+    return arrivals.dump_lines(path.name, data) if arrivals.is_dump(path.name, data) else None
 
 
 def _gathered(session: Session, run: Run) -> tuple[dict[str, Files], dict[str, str]]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from provision.errors import InventoryError, NodesFailedError, UsageError
 from provision.inventory import fold, json_schema, loading, writing
-from provision.inventory.asking import Facts, read_facts
-from provision.inventory.choosing import Wanted, described, draft
 from provision.inventory.foreign import Found, read_file
+from provision.inventory.new_nodes import Facts, Wanted, describe_nodes, draft_nodes, read_facts
 from provision.model import UNTYPED, CommandLine, Emit, Inventory, Node, Notice
 from provision.render import render
 from provision.session import Outcome, Session
@@ -112,7 +111,7 @@ def create(
     settings: dict[str, Any] = {"prefix": prefix or DEFAULT_PREFIX, "ssh": dict(ssh)}
     if "key" not in ssh and (key := default_key()):
         settings["ssh"]["key"] = key
-    sketch = _checked(path, draft(hosts), settings, hosts, found)
+    sketch = _checked(path, draft_nodes(hosts), settings, hosts, found)
     with Session(sketch, prompts=prompts, emit=emit, typed=typed) as session:
         enrolled = enrol_nodes(session)
     failed = enrolled.reasons
@@ -124,13 +123,13 @@ def create(
         )
     facts = ask_facts(sketch, ready, emit)
     places = {index: facts[node.name] for index, node in enumerate(sketch.nodes) if node.name in facts}
-    nodes, notes = described(hosts, places)
+    nodes, notes = describe_nodes(hosts, places)
     names = {old.name: new.name for old, new in zip(sketch.nodes, nodes, strict=True)}
     groups, left_out = found.kept_groups([node.name for node in nodes]) if found else ({}, ())
     for note in left_out:
         emit(Notice(note, "warning"))
     _checked(path, nodes, settings, hosts, found)
-    text = writing.text(nodes, **settings, groups=groups, notes=notes)
+    text = writing.inventory_text(nodes, **settings, groups=groups, notes=notes)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(json_schema.MODELINE * json_schema.copy_beside(path) + text)
@@ -179,7 +178,7 @@ def _checked(
         return {("prefix",): "--prefix", ("ssh", "user"): "--user"}.get(place, ".".join(place))
 
     try:
-        return loading.parse(writing.text(nodes, **settings, ranges=False), path.absolute(), origin=origin)
+        return loading.parse(writing.inventory_text(nodes, **settings, ranges=False), path.absolute(), origin=origin)
     except InventoryError as error:
         raise InventoryError(
             f"no inventory was written: {path} would have " + str(error).rpartition(" has ")[2],

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from provision.env.bundle.reader import open_bundle
-from provision.env.report.difference import Difference, compare, difference_data, difference_text
-from provision.env.report.overview import Overview, overview_data, overview_text
+from provision.env.difference import Difference, compare, difference_data, difference_text
+from provision.env.overview import Overview, overview_data, overview_text
 from provision.model import Emit
 
 

@@ -22,8 +22,8 @@ from provision.env.interchange.unpack import format_of
 from provision.env.packing import temporary
 from provision.env.packing.pack import PackOptions, pack
 from provision.env.packing.writer import is_inside
-from provision.env.report.text import number, size
-from provision.env.source.environments import find_env
+from provision.env.source.environment import find_env
+from provision.env.text import number, size
 from provision.errors import BundleError, UsageError
 from provision.model import Emit, Notice
 from provision.tasks.pack import refuse_folder

@@ -13,8 +13,8 @@ from provision.env.bundle import layout
 from provision.env.bundle.layout import SUFFIX
 from provision.env.ops import choose, prebuild, unbuilt
 from provision.env.packing.pack import PackOptions, pack
-from provision.env.source import facts
-from provision.env.source.environments import find_env
+from provision.env.source import environment
+from provision.env.source.environment import find_env
 from provision.errors import UsageError
 from provision.model import Notice
 from provision.stages import stage
@@ -139,7 +139,7 @@ def additions(
         notices = unbuilt(prefix, sites)
         found: tuple[Source, ...] = ()
     else:
-        chosen = choose(baseline, facts.platform(prefix))
+        chosen = choose(baseline, environment.find_platform(prefix))
         with stage(emit, "ops", "Building DeepSpeed's extensions (minutes the first time)", unit="steps") as shown:
             ops = prebuild(prefix, sites, chosen, cache_folder(environ))
             shown.summary = ", ".join(ops.built) or "none"

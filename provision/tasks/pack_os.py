@@ -13,7 +13,7 @@ from provision.errors import UsageError
 from provision.ospackages import bundle, families, releases
 from provision.ospackages.apt import SCHEMES
 from provision.ospackages.releases import Wanted
-from provision.sandbox import mirror as machine
+from provision.sandbox import rootfs as machine
 from provision.tasks.pack import cache_folder, refuse_folder
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def pack_os(
 def _own_mirrors() -> dict[str, str]:
     """The first archive of each suite in this machine's apt sources."""
     found: dict[str, str] = {}
-    for source in machine.sources():
+    for source in machine.apt_sources():
         if source.uri.startswith(SCHEMES):
             for suite in source.suites:
                 found.setdefault(suite, source.uri)

@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision.data import scripts
-from provision.data.compare import Changes, changes, read
-from provision.data.scripts import PushTarget
-from provision.data.tree import Pushed, Tree, plan, scan_tree
-from provision.env.report.text import size
+from provision import data
+from provision.data import Changes, Pushed, PushTarget, Tree, find_changes, plan_parts, read_answer, scan_tree
+from provision.env.text import size
 from provision.errors import ClusterctlError, PreflightError
 from provision.model import Node
 from provision.session import Lock, Outcome
@@ -57,7 +55,7 @@ class Shipment:
     @classmethod
     def of(cls, tree: Tree, target: PushTarget, needs: Mapping[str, Changes]) -> Shipment:
         """Plan the parts for each node; nodes that lack the same files share a plan."""
-        plans = {wanted: plan(tree, wanted) for wanted in {each.wanted for each in needs.values()}}
+        plans = {wanted: plan_parts(tree, wanted) for wanted in {each.wanted for each in needs.values()}}
         by_node = {name: plans[each.wanted] for name, each in needs.items()}
         return cls(tree, target, needs, by_node, Lock(f"{target.staging}.lock"))
 
@@ -123,15 +121,15 @@ def _compare(session: Session, tree: Tree, target: PushTarget) -> Mapping[str, C
     known: dict[frozenset[str], frozenset[str]] = {}  # most nodes lack the same files, perhaps a million
 
     def answer(_: Node, out: str) -> Changes:
-        found = changes(tree, read(out, token), str(target.destination))
+        found = find_changes(tree, read_answer(out, token), str(target.destination))
         return replace(found, wanted=known.setdefault(found.wanted, found.wanted))
 
     outcome = session.ask(
         "compare",
         "Comparing with the nodes",
-        scripts.compare(target, token),
+        data.compare_script(target, token),
         answer,
-        stdin=scripts.paths(tree),
+        stdin=data.compare_input(tree),
         deadline=_DEADLINE,
         state=lambda each: f"{len(each.wanted)} of {len(tree.found)} differ",
     )
@@ -171,14 +169,14 @@ def _open(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcom
     """Create the destination, or make it writable: arriving files and the lock are in it."""
     if not shipment.target.folder:
         return Outcome(session, {node.name: "" for node in nodes}, changes=True)
-    return _each(session, nodes, scripts.open_folder(shipment.target, shipment.tree.mode))
+    return _each(session, nodes, data.open_script(shipment.target, shipment.tree.mode))
 
 
 def _begin(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcome[Any]:
     """Create the staging folder. Parts for other nodes only count as present."""
-    script = shipment.lock.guarded(scripts.begin(shipment.target))
+    script = shipment.lock.guarded(data.begin_script(shipment.target))
     keys = tuple(dict.fromkeys(part.key for node in nodes for part in shipment.plans[node.name].parts))
-    expected = {node.name: scripts.expected(shipment.plans[node.name], keys) for node in nodes}
+    expected = {node.name: data.begin_input(shipment.plans[node.name], keys) for node in nodes}
     return _each(session, nodes, script, expected)
 
 
@@ -193,10 +191,10 @@ def _send(session: Session, shipment: Shipment, nodes: Sequence[Node], *, relay:
 
 def _place(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcome[bool]:
     """Move the files to the destination. The value is whether ``_open`` changed the destination's mode."""
-    script = shipment.lock.guarded(scripts.place(shipment.target))
+    script = shipment.lock.guarded(data.place_script(shipment.target))
 
     def move(node: Node) -> bool:
-        moves = scripts.moves(shipment.plans[node.name], shipment.needs[node.name].folders)
+        moves = data.place_input(shipment.plans[node.name], shipment.needs[node.name].folders)
         words = session.output(node, script, stdin=moves, deadline=_DEADLINE).split()
         if words[-1:] != ["end"]:
             raise ClusterctlError(f"could not move the files to {shipment.target.destination}")
@@ -207,4 +205,4 @@ def _place(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outco
 
 def _close(session: Session, shipment: Shipment, nodes: Sequence[Node]) -> Outcome[Any]:
     """Give the destination its mode."""
-    return _each(session, nodes, scripts.close_folder(shipment.target))
+    return _each(session, nodes, data.close_script(shipment.target))

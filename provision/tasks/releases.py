@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from provision.env.release import catalog, scripts
+from provision.env.release import catalog, install
 from provision.env.release.catalog import ReleasePaths, Releases
 from provision.errors import PreflightError, UsageError
 from provision.model import Finding, Found, Node, Step
@@ -85,7 +85,7 @@ def rollback(session: Session, to: str | None = None) -> Switched:
         goals = rollback_goals(session, found, to)
         before = {name: has.current or "none" for name, has in found.items()}
         plan = {
-            node.name: [scripts.switch_step(ReleasePaths.of(session.inventory, goals[node.name]))]
+            node.name: [install.switch_step(ReleasePaths.of(session.inventory, goals[node.name]))]
             for node in sharing.own(session.nodes)
             if before[node.name] != goals[node.name]
         }
@@ -216,8 +216,8 @@ def _list(session: Session, *, used: bool = False) -> Outcome[Releases]:
 def _removal(session: Session, old: Sequence[str], left: Sequence[str]) -> list[Step]:
     """The steps that remove releases and leftovers of failed deploys."""
     return [
-        *(scripts.remove_step(ReleasePaths.of(session.inventory, release)) for release in old),
-        scripts.discard_step("leftovers", [f"{session.inventory.root}/releases/{name}" for name in left]),
+        *(install.remove_step(ReleasePaths.of(session.inventory, release)) for release in old),
+        install.discard_step("leftovers", [f"{session.inventory.root}/releases/{name}" for name in left]),
     ]
 
 

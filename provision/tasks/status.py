@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from provision.checks import Plan, limits
 from provision.checks.kit.measures import Offset, offset
-from provision.env.report.text import number
+from provision.env.text import number
 from provision.render import quote
 from provision.run.found import Run, merge_runs, parse_runs
 from provision.tasks import runs

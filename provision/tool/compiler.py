@@ -18,7 +18,7 @@ from importlib.util import MAGIC_NUMBER, source_hash
 _UNCHECKED = (1).to_bytes(4, "little")
 
 
-def compiled(source: bytes, name: str) -> bytes:
+def compile_source(source: bytes, name: str) -> bytes:
     """The compiled file of a source; empty if it does not compile, such as a template."""
     try:
         code = compile(source, name, "exec", dont_inherit=True, optimize=0)
@@ -31,7 +31,7 @@ def main() -> None:
     """Compile the sources from file descriptor 0 and write the files to 1."""
     with open(0, "rb") as questions, open(1, "wb") as answers:
         asked: list[tuple[str, bytes]] = marshal.load(questions)  # noqa: S302 - from our own parent
-        marshal.dump([compiled(source, name) for name, source in asked], answers)
+        marshal.dump([compile_source(source, name) for name, source in asked], answers)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,13 @@
 
 from __future__ import annotations
 
+import marshal
 import os
 import platform
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path, PurePosixPath
@@ -24,8 +27,7 @@ import provision
 from provision.env.source import elf
 from provision.errors import UsageError
 from provision.render import render
-from provision.tool import distributions, libraries
-from provision.tool.compiled import compiled
+from provision.tool import compiler, distributions, libraries
 from provision.tool.libraries import dynamic
 
 PACKAGES = "packages"
@@ -34,14 +36,14 @@ COMPLETE = ".complete"  # the archive's last member
 _NAME = "clusterctl"
 
 # Parts of the standard library that are omitted: tests, windows, installers, and additions of distributions.
-_LEFT_OUT = frozenset({
+_OMITTED = frozenset({
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtle.py", "turtledemo",
     "ensurepip", "EXTERNALLY-MANAGED", "sitecustomize.py", "usercustomize.py", "_distutils_system_mod.py",
 })  # fmt: skip
-_LEFT_OUT_STARTS = ("config-", "_test", "_ctypes_test", "_xx", "xxlimited", "libpython")
-_LEFT_OUT_ENDS = (".pyc", ".a", ".exe")
+_OMITTED_STARTS = ("config-", "_test", "_ctypes_test", "_xx", "xxlimited", "libpython")
+_OMITTED_ENDS = (".pyc", ".a", ".exe")
 # Extension modules that clusterctl does not import. Including them would require their libraries.
-_MODULES_LEFT_OUT = frozenset({
+_OMITTED_MODULES = frozenset({
     "_crypt", "_curses", "_curses_panel", "_dbm", "_gdbm", "_sqlite3", "_tkinter", "_uuid", "nis", "ossaudiodev",
     "readline",
 })  # fmt: skip
@@ -88,13 +90,15 @@ def contents(python: Interpreter) -> Contents:
         python.target: Item(python.program, executable=True),
         **{f"{python.home}/{name}": Item(path, os.access(path, os.X_OK)) for name, path in _stdlib(python)},
         **{f"{PACKAGES}/{name}": Item(path) for name, path in _packages()},
-        f"{PACKAGES}/{_NAME}-{provision.__version__}.dist-info/METADATA": Item(_metadata()),
+        f"{PACKAGES}/{_NAME}-{provision.__version__}.dist-info/METADATA": Item(
+            (distributions.find_distribution(_NAME).read_text("METADATA") or "").encode()
+        ),
         f"{python.home}/sitecustomize.py": Item(_templates() / "tool/sitecustomize.py"),
     }
     modules = {item.source for item in items.values() if isinstance(item.source, Path) and ".so" in item.source.name}
     machine = libraries.Machine(python.machine, python.libraries)
     stay = {path.resolve() for path in modules}
-    found = libraries.needed(python.program, modules, machine, stay=stay)
+    found = libraries.find_needed(python.program, modules, machine, stay=stay)
     items |= {f"{LIBRARIES}/{name}": Item(path, executable=True) for name, path in found.libraries.items()}
     floors = [elf.glibc(libraries.reader(path)) for path in (python.program, *modules, *found.libraries.values())]
     glibc = max(floor for floor in floors if floor)
@@ -105,7 +109,7 @@ def contents(python: Interpreter) -> Contents:
     )
     # Read only once: Python does not compare a compiled file with its source, so both must come from the same bytes.
     items |= {name: Item(item.read(), item.executable) for name, item in items.items() if name.endswith(".py")}
-    items |= _compiled(items)
+    items |= _compile_items(items)
     notices = [f"{name}, which {path} needs, is not installed and is omitted" for name, path in found.missing.items()]
     return Contents({name: items[name] for name in sorted(items)}, glibc, tuple(notices))
 
@@ -132,16 +136,16 @@ def _stdlib(python: Interpreter) -> Iterator[tuple[str, Path]]:
 
 def _walk(top: Path) -> Iterator[tuple[str, Path]]:
     for folder, folders, files in os.walk(top):
-        folders[:] = [name for name in folders if not _left_out(name)]
+        folders[:] = [name for name in folders if not _is_omitted(name)]
         for name in files:
             path = Path(folder, name)
-            if not _left_out(name) and path.is_file():
+            if not _is_omitted(name) and path.is_file():
                 yield path.relative_to(top).as_posix(), path
 
 
-def _left_out(name: str) -> bool:
-    is_module = name.endswith(".so") and name.partition(".")[0] in _MODULES_LEFT_OUT
-    return name in _LEFT_OUT or name.startswith(_LEFT_OUT_STARTS) or name.endswith(_LEFT_OUT_ENDS) or is_module
+def _is_omitted(name: str) -> bool:
+    is_module = name.endswith(".so") and name.partition(".")[0] in _OMITTED_MODULES
+    return name in _OMITTED or name.startswith(_OMITTED_STARTS) or name.endswith(_OMITTED_ENDS) or is_module
 
 
 def _packages() -> Iterator[tuple[str, Path]]:
@@ -168,12 +172,8 @@ def _templates() -> Path:
     return inside if inside.is_dir() else ours.parent / "templates"
 
 
-def _metadata() -> bytes:
-    return (distributions.installed(_NAME).read_text("METADATA") or "").encode()
-
-
-def _compiled(items: dict[str, Item]) -> dict[str, Item]:
-    files = compiled({name: item.read() for name, item in items.items() if name.endswith(".py")})
+def _compile_items(items: dict[str, Item]) -> dict[str, Item]:
+    files = compile_sources({name: item.read() for name, item in items.items() if name.endswith(".py")})
     return {str(PurePosixPath(cache_from_source(name, optimization=""))): Item(data) for name, data in files.items()}
 
 
@@ -229,3 +229,43 @@ def running() -> Interpreter:
         machine=platform.machine(),
         libraries=tuple(folders),
     )
+
+
+_TOGETHER = 256  # sources per process: fixed, because earlier sources influence the bytes of later ones
+
+
+def compile_sources(sources: Mapping[str, bytes]) -> Mapping[str, bytes]:
+    """The compiled files of sources, by the same names; sources that do not compile are omitted.
+
+    Args:
+        sources: the files' contents, by their names in the tool.
+
+    Raises:
+        UsageError: the compiler was killed.
+    """
+    names = sorted(sources)
+    groups = [names[at : at + _TOGETHER] for at in range(0, len(names), _TOGETHER)]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        answers = pool.map(lambda group: _run_compiler([(name, sources[name]) for name in group]), groups)
+        return {
+            name: data
+            for group, answer in zip(groups, answers, strict=True)
+            for name, data in zip(group, answer, strict=True)
+            if data
+        }
+
+
+def _run_compiler(questions: list[tuple[str, bytes]]) -> list[bytes]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        [sys.executable, "-s", "-S", compiler.__file__],
+        input=marshal.dumps(questions),
+        capture_output=True,
+        env={**environment, "PYTHONHASHSEED": "0"},  # before Python 3.11 the bytes contain the order of sets
+        check=False,
+    )
+    if done.returncode:
+        why = done.stderr.decode(errors="replace").strip().rpartition("\n")[2] or f"exit code {done.returncode}"
+        raise UsageError(f"the sources of clusterctl could not be compiled: {why}", hint="is there enough free memory?")
+    answers: list[bytes] = marshal.loads(done.stdout)  # noqa: S302 - from our own process
+    return answers

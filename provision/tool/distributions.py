@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-from provision.env.source.packages import normalized
+from provision.env.source.environment import normalized
 from provision.errors import UsageError
 
 _HINT = "python3 -m venv FOLDER && FOLDER/bin/pip install clusterctl; then FOLDER/bin/clusterctl pack-tool"
@@ -31,7 +31,7 @@ def required(name: str) -> tuple[Distribution, ...]:
     seen = set(todo)
     while todo:
         wanted, extras = todo.popleft()
-        package = found.get(wanted) or installed(wanted)
+        package = found.get(wanted) or find_distribution(wanted)
         found[wanted] = package
         for text in package.requires or ():
             requirement, _, marker = text.partition(";")
@@ -49,7 +49,7 @@ def required(name: str) -> tuple[Distribution, ...]:
     return tuple(found[each] for each in sorted(found))
 
 
-def installed(name: str) -> Distribution:
+def find_distribution(name: str) -> Distribution:
     """A distribution of the running Python.
 
     Raises:

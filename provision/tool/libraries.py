@@ -68,7 +68,7 @@ class Machine:
         yield from (Path(folder.format(machine=self.machine), name) for folder in SYSTEM)
 
 
-def needed(program: Path, modules: Iterable[Path], machine: Machine, *, stay: Collection[Path]) -> Needed:
+def find_needed(program: Path, modules: Iterable[Path], machine: Machine, *, stay: Collection[Path]) -> Needed:
     """The libraries of a program and of the modules that it loads.
 
     Args:
@@ -183,7 +183,11 @@ def _dynamic(read: Read) -> Dynamic | None:
     if _STRINGS not in values:
         return Dynamic(loader=loader)
     address = values[_STRINGS]  # as the process sees it
-    (place,) = [at + address - start for kind, at, start, length in segments if _covers(kind, start, length, address)]
+    (place,) = [
+        at + address - start
+        for kind, at, start, length in segments
+        if kind == _LOAD and start <= address < start + length
+    ]
     strings = read(place, values[_STRINGS_SIZE])
 
     def texts(wanted: int) -> list[str]:
@@ -193,10 +197,6 @@ def _dynamic(read: Read) -> Dynamic | None:
         return tuple(folder for text in texts(wanted) for folder in text.split(":") if folder)
 
     return Dynamic(tuple(texts(_NEEDED)), folders(_RPATH), folders(_RUNPATH), loader)
-
-
-def _covers(kind: int, start: int, length: int, address: int) -> bool:
-    return kind == _LOAD and start <= address < start + length
 
 
 def _text(data: bytes, at: int) -> str:

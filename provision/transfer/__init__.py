@@ -1,8 +1,7 @@
 """Sends parts to many nodes, which relay them to one another.
 
-- ``engine``: the transfer; ``prepare``: surveys nodes and forms chains; ``chain``: the stream to one chain
+- ``engine``: the transfer; ``prepare``: surveys nodes, brings zstd, forms chains; ``chain``: the stream to one chain
 - ``nodes``: the state of each node; ``keys``: the keys with which nodes log in to one another
-- ``decompressor``: brings zstd to nodes that lack it
 - ``fetch``: files from a node to this machine
 - ``templates/transfer/receive.sh.j2``: the receiver on a node
 """

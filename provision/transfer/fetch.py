@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from provision.env import text
 from provision.env.bundle.tar import Member, TarError, TarReader
-from provision.env.report import text
 from provision.errors import ClusterctlError, UsageError
 from provision.render import render
 from provision.script import whole
@@ -55,7 +55,7 @@ class UnrequestedFile(ClusterctlError):  # noqa: N818 - the state of a node
     exit_code = 5
 
 
-def listed(remote: Remote, folder: str) -> dict[str, RemoteFile]:
+def list_files(remote: Remote, folder: str) -> dict[str, RemoteFile]:
     """The files below a folder of a node, by their names relative to it; empty if the folder does not exist.
 
     Args:

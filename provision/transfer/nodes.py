@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, cast
 
-from provision.env.report.text import size
+from provision.env.text import size
 from provision.errors import ClusterctlError
 from provision.model import Node, Wire
 from provision.render import render
@@ -108,7 +108,7 @@ def read_facts(out: str) -> Facts:
         kept=frozenset(facts.get("kept", ())),
         digest=cast("Digest", facts["digest"][0]),
         user=facts["user"][0],
-        reached=_reached(facts["reached"][0]),
+        reached=_server_address(facts["reached"][0]),
         sshd=(int(version[1]), int(version[2])) if version else None,
         memory=facts.get("memory", [""])[0],
         left="left" in facts,
@@ -150,7 +150,7 @@ def explain_failure(free: tuple[int, int], words: str, into: str) -> tuple[str, 
     return words or "a transfer process was killed", False
 
 
-def _reached(connection: str) -> tuple[str, int] | None:
+def _server_address(connection: str) -> tuple[str, int] | None:
     """Address and port from ``SSH_CONNECTION``: client address and port, then the server's."""
     words = connection.split()
     if len(words) != 4 or not re.fullmatch("[0-9]{1,5}", words[3]):

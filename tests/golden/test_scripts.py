@@ -9,14 +9,14 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision.data import scripts as push
+from provision import data as push
 from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
 from provision.env.release import catalog
-from provision.env.release import scripts as release_scripts
+from provision.env.release import install as release_scripts
 from provision.env.release.catalog import ReleasePaths
 from provision.env.release.examine import examine
-from provision.env.relocation.relocate import Relocated
-from provision.env.source.packages import source_of
+from provision.env.relocation import Relocated
+from provision.env.source.environment import source_of
 from provision.model import Inventory, Node
 from provision.render import render
 from provision.script import compile_steps
@@ -58,12 +58,12 @@ def scripts(prefix):
         "list": catalog.list_script(inventory, used=True),
         "verify": catalog.verify_script(places.release),
         "remove": compile_steps([release_scripts.remove_step(places)], token="TOKEN"),
-        "push-compare": push.compare(folder, "TOKEN"),
-        "push-compare-file": push.compare(file, "TOKEN"),
-        "push-open": push.open_folder(folder, 0o750),
-        "push-begin": Lock(f"{folder.staging}.lock", token="TOKEN").guarded(push.begin(folder)),
-        "push-place": Lock(f"{folder.staging}.lock", token="TOKEN").guarded(push.place(folder)),
-        "push-close": push.close_folder(folder),
+        "push-compare": push.compare_script(folder, "TOKEN"),
+        "push-compare-file": push.compare_script(file, "TOKEN"),
+        "push-open": push.open_script(folder, 0o750),
+        "push-begin": Lock(f"{folder.staging}.lock", token="TOKEN").guarded(push.begin_script(folder)),
+        "push-place": Lock(f"{folder.staging}.lock", token="TOKEN").guarded(push.place_script(folder)),
+        "push-close": push.close_script(folder),
     }
 
 

@@ -12,7 +12,7 @@ import pytest
 from lab_recipe import default_cache
 
 from provision.env.ops import choose, prebuild
-from provision.env.source import facts
+from provision.env.source import environment
 from trainer.ds_config import PRESETS, Request, autos, make
 
 PROGRAM = Path(__file__).with_name("ds_steps.py")
@@ -42,7 +42,7 @@ FILLED_IN = {name: request for name, request in PRESETS.items() if request.targe
 def cpu_adam(lab_env):
     """The folder with the op, built as ``pack-env --with-ops`` builds it, and kept in its cache."""
     (site,) = lab_env.glob("lib/python3*/site-packages")
-    baseline = choose(None, facts.platform(lab_env))
+    baseline = choose(None, environment.find_platform(lab_env))
     ops = prebuild(lab_env, [str(site.relative_to(lab_env))], baseline, default_cache(), names=["cpu_adam"])
     assert ops.built == ("cpu_adam",), ops.missing
     (folder,) = {Path(each.file).parent for each in ops.additions if Path(each.path).name.startswith("cpu_adam")}

@@ -17,7 +17,7 @@ from tiny_env import inventory, make_env, on, pack
 from provision import sandbox as sandboxes
 from provision.inventory import load
 from provision.transfer import keys
-from provision.transfer.decompressor import packed
+from provision.transfer.prepare import pack_zstd
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300)]
 
@@ -139,7 +139,7 @@ def test_nodes_without_zstd_receive_compressed_bytes_once(box, place, tmp_path):
     (env / "share/equal").write_bytes(bytes(65 << 20))
     (env / "share/noise").write_bytes(os.urandom(SIZE))
     done = deploy(folder, pack(env, tmp_path / "equal.ccb"), "--limit", "node[01-02]")
-    brought = len(packed(shutil.which("zstd")))
+    brought = len(pack_zstd(shutil.which("zstd")))
     assert SIZE <= done["bytes_sent"] - 2 * brought <= 1.1 * SIZE
     assert works(box, root, done["release"], ("node01", "node02"))
     for name in ("node01", "node02"):

@@ -21,7 +21,7 @@ from tiny_env import inventory, make_env, on, pack
 from training import wait_until
 
 from provision import sandbox as sandboxes
-from provision.env.release import scripts
+from provision.env.release import install
 from provision.errors import ClusterctlError
 from provision.inventory import load
 from provision.model import StageStarted, ignore
@@ -152,14 +152,14 @@ def test_ctrl_c_at_every_event_ends_cleanly(cluster):
 
 def test_the_script_on_the_node_is_killed_at_every_step(cluster, monkeypatch):
     names = []
-    original = scripts.activate_steps
+    original = install.activate_steps
 
     def remember(*args, **options):
         planned = original(*args, **options)
         names[:] = [step.name for step in planned]
         return planned
 
-    monkeypatch.setattr(scripts, "activate_steps", remember)
+    monkeypatch.setattr(install, "activate_steps", remember)
     cluster.deploy(cluster.new)
     cluster.forget()
     assert {"complete", "seal", "smoke test", "mark", "switch"} <= set(names)

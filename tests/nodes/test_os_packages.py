@@ -15,7 +15,7 @@ from tiny_env import on
 
 from provision.errors import UsageError
 from provision.ospackages import releases
-from provision.sandbox import mirror as machine
+from provision.sandbox import rootfs as machine
 
 pytestmark = [
     pytest.mark.root,
@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 REAL = ("rpcbind", "tree")  # one that brings a daemon, one that brings nothing
-CODENAME = machine.suite()
+CODENAME = machine.debian_suite()
 # Settings of a host: a release that the bundle's repository does not have, and a hook of its own updates.
 IN_THE_WAY = 'APT::Default-Release "stable"; APT::Update::Post-Invoke-Success { "touch /tmp/hooked"; };'
 WAIT = "#!/bin/sh\nwhile [ ! -e /tmp/go-on ]; do sleep 0.1; done\n"

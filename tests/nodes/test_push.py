@@ -12,7 +12,7 @@ from relaying import share_folder
 from tiny_env import as_trainer, inventory, on
 
 from provision import sandbox as sandboxes
-from provision.data import tree
+from provision.data import plan_parts
 from provision.inventory import load
 from provision.model import StageStarted
 from provision.session import Session
@@ -29,9 +29,9 @@ LARGE = 2 * RANGE + 1_000_001  # bytes: three ranges, the last one odd
 REAL = (64 << 20) + 1_000_001  # two of the length that ranges have for users
 # The command with ranges of that length, and a relay that starts with fewer bytes.
 SMALL = f"""
-from provision.data import tree
+from provision.data import plan_parts
 from provision.transfer import engine
-tree.plan.__kwdefaults__["limit"] = {RANGE}
+plan_parts.__kwdefaults__["limit"] = {RANGE}
 engine.Options.__init__.__kwdefaults__["relay_from"] = {RANGE}
 """
 
@@ -309,7 +309,7 @@ def test_a_folder_of_another_user_is_found_before_anything_is_sent(box, tmp_path
 
 
 def test_nodes_with_different_missing_files_get_them_in_one_transfer(box, folder, data, monkeypatch):
-    monkeypatch.setitem(tree.plan.__kwdefaults__, "limit", RANGE)
+    monkeypatch.setitem(plan_parts.__kwdefaults__, "limit", RANGE)
     monkeypatch.setitem(engine.Options.__init__.__kwdefaults__, "relay_from", RANGE)
     path = target()
     push(folder, data, path)

@@ -25,18 +25,18 @@ _numbers = count(1)
 RANGE = 4 << 20
 MB = RANGE // 64
 SMALL = f"""
-from provision.data import tree
+from provision.data import plan_parts
 from provision.transfer import engine
-tree.plan.__kwdefaults__["limit"] = {RANGE}
+plan_parts.__kwdefaults__["limit"] = {RANGE}
 engine.Options.__init__.__kwdefaults__.update(relay_from={RANGE}, unit={RANGE // 8})
 """
 # Ends itself when everything has come.
 KILLED = """
 import os, signal
-from provision.data import scripts
+from provision import data
 def place(target):
     os.kill(os.getpid(), signal.SIGKILL)
-scripts.place = place
+data.place_script = place
 """
 
 

@@ -19,7 +19,7 @@ import yaml
 from provision import sandbox as sandboxes
 from provision.errors import ClusterctlError, NodesFailedError, UsageError
 from provision.model import Notice, Progress, StageFinished, StageStarted
-from provision.sandbox import disk, host, mirror, network, node, process, rootfs
+from provision.sandbox import disk, host, network, node, rootfs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,7 +43,7 @@ except InterruptedByUser as error:
     sys.exit(str(error))
 """
 KINDS = ("net", "mnt", "pid", "uts", "ipc")
-POINTS = ("disk.fill", "node.start", "network.plug", "node.wait_ready", "files.write")
+POINTS = ("disk.fill", "node.start", "network.plug", "node.wait_ready", "bring_up.write_files")
 
 
 class Traces:
@@ -242,7 +242,7 @@ def test_link_is_shaped_in_both_directions(make_sandbox, ssh):
 
 
 def test_host_nodes_have_this_machines_programs_and_none_of_its_secrets(make_sandbox, ssh):
-    if not shutil.which("sshd", path=process.environment()["PATH"]):
+    if not shutil.which("sshd", path=host.environment()["PATH"]):
         pytest.skip("no sshd on this machine: apt-get install -y openssh-server")
     box = make_sandbox(nodes=1, rootfs="host")
     git = shutil.which("git")  # no minimal root has it
@@ -374,10 +374,10 @@ def test_node_that_fails_to_start_is_named_and_everything_is_removed(require_san
 
 def test_a_reused_process_id_is_left_alone():
     with subprocess.Popen(["sleep", "100"]) as other:
-        ours = process.identify(other.pid)
-        process.kill([process.Process(other.pid, ours.started - 1)])
+        ours = host.identify(other.pid)
+        host.kill([host.Process(other.pid, ours.started - 1)])
         assert other.poll() is None
-        process.kill([ours, ours])
+        host.kill([ours, ours])
         assert other.wait() == -signal.SIGKILL
     assert not ours.alive
 
@@ -465,31 +465,31 @@ def test_rates():
 
 def test_mirror_is_the_one_of_apt(tmp_path, monkeypatch):
     monkeypatch.delenv("CLUSTERCTL_DEBIAN_MIRROR", raising=False)
-    assert mirror.mirror("bookworm", tmp_path) == "http://deb.debian.org/debian"
+    assert rootfs.debian_mirror("bookworm", tmp_path) == "http://deb.debian.org/debian"
     (tmp_path / "sources.list.d").mkdir()
     (tmp_path / "sources.list.d/debian.sources").write_text(
         "Types: deb\n# old\nURIs: http://sec.example/s\nSuites: bookworm-security\n\n"
         "Enabled: no\nTypes: deb\nURIs: http://off.example\nSuites: bookworm\n\n"
         "Types: deb deb-src\nURIs:\n http://in.example/debian/\nSuites: bookworm\n bookworm-updates\n"
     )
-    assert mirror.mirror("bookworm", tmp_path) == "http://in.example/debian"
+    assert rootfs.debian_mirror("bookworm", tmp_path) == "http://in.example/debian"
     (tmp_path / "sources.list").write_text(
         "# deb http://no.example bookworm main\ndeb cdrom:[x]/ bookworm main\n"
         "deb-src http://src.example bookworm main\n"
         "deb [arch=amd64 signed-by=/k] https://one.example/debian bookworm main\n"
     )
-    assert mirror.mirror("bookworm", tmp_path) == "https://one.example/debian"
+    assert rootfs.debian_mirror("bookworm", tmp_path) == "https://one.example/debian"
     monkeypatch.setenv("CLUSTERCTL_DEBIAN_MIRROR", "http://mine.example")
-    assert mirror.mirror("bookworm", tmp_path) == "http://mine.example"
+    assert rootfs.debian_mirror("bookworm", tmp_path) == "http://mine.example"
 
 
 def test_suite_is_that_of_this_machine_if_it_is_debian(tmp_path):
     release = tmp_path / "os-release"
-    assert mirror.suite(release) == "bookworm"
+    assert rootfs.debian_suite(release) == "bookworm"
     release.write_text('ID=debian\nVERSION_CODENAME=trixie\nPRETTY_NAME="Debian"\n')
-    assert mirror.suite(release) == "trixie"
+    assert rootfs.debian_suite(release) == "trixie"
     release.write_text("ID=ubuntu\nVERSION_CODENAME=noble\n")
-    assert mirror.suite(release) == "bookworm"
+    assert rootfs.debian_suite(release) == "bookworm"
 
 
 def test_trainer_takes_the_first_free_number():
@@ -504,11 +504,11 @@ def test_of_two_builders_one_makes_the_root(require_sandbox, fake_debootstrap):
     wanted = rootfs.recipe(["tcsh"])
     with ThreadPoolExecutor(2) as pool:
         roots = set(pool.map(lambda _: rootfs.minimal(wanted), range(2)))
-    assert roots == {rootfs.cached(wanted)}
+    assert roots == {rootfs.find_cached(wanted)}
     calls = fake_debootstrap.read_text().splitlines()
     assert len(calls) == 1
     assert "--include=openssh-client,openssh-server,tcsh" in calls[0]
-    assert rootfs.cached(rootfs.recipe()) is None
+    assert rootfs.find_cached(rootfs.recipe()) is None
 
 
 def test_failed_build_leaves_nothing_and_reports_why(require_sandbox, fake_debootstrap):
@@ -527,12 +527,12 @@ def test_no_build_outlives_its_starter(require_sandbox, fake_debootstrap, number
         names = [path.name for path in Path("/proc").iterdir() if path.name.isdigit()]
         pidfds = []
         for pid in (name for name in names if str(fake_debootstrap.parent) in about(name, "cmdline")):
-            with suppress(*process.GONE):  # one of its short-lived children
+            with suppress(*host.GONE):  # one of its short-lived children
                 pidfds.append(os.pidfd_open(int(pid)))
         maker.send_signal(number)
     assert len(pidfds) >= 2
     for pidfd in pidfds:
-        assert process.ended(pidfd, 10)
+        assert host.wait_for_end(pidfd, 10)
         os.close(pidfd)
 
 

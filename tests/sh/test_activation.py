@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from provision.env.bundle.manifest import Manifest, PrefixFiles
-from provision.env.release.scripts import conda_name_steps
-from provision.env.source.environments import find_env
+from provision.env.release.install import conda_name_steps
+from provision.env.source.environment import find_env
 from provision.model import Inventory, Node
 from provision.script import compile_steps, parse
 

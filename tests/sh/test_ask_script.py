@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.inventory.asking import read_facts
+from provision.inventory.new_nodes import read_facts
 from provision.render import render
 
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")

@@ -12,10 +12,10 @@ import pytest
 
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import pack
-from provision.env.release import catalog, scripts
+from provision.env.release import catalog, install
 from provision.env.release.catalog import ReleasePaths
-from provision.env.release.payload import Payload, Recipe
-from provision.env.relocation.relocate import relocate
+from provision.env.release.install import Payload, Recipe
+from provision.env.relocation import relocate
 from provision.model import Inventory, Node, ignore
 from provision.script import compile_steps
 
@@ -117,7 +117,7 @@ def deploy(packed, places):
         assert part.kind != "range"
         data = b"".join(part.blocks()) + bytes(1024)
         subprocess.run(["tar", "-xpf", "-", "-C", into], input=data, check=True)
-    complete = [step for step in scripts.activate_steps(places, packed.manifest, relocated) if step.name == "complete"]
+    complete = [step for step in install.activate_steps(places, packed.manifest, relocated) if step.name == "complete"]
     subprocess.run(["sh", "-c", compile_steps(complete, token="t")], check=True, capture_output=True)
     return Path(places.release), payload
 
@@ -232,7 +232,7 @@ def test_a_list_of_an_earlier_version_with_a_bare_carriage_return_is_read(shell,
 def test_another_release_takes_over_chunks_with_odd_names(shell, packed, places, tmp_path):
     folder, payload = deploy(packed, places)
     later = ReleasePaths(places.root, places.link, "ffffffffffff")
-    out = run(shell, scripts.gather_script(later), scripts.gather_input(payload.keys, Recipe()))
+    out = run(shell, install.gather_script(later), install.gather_input(payload.keys, Recipe()))
     assert {line for line in out.split("\n") if not line.startswith(("free ", "end"))} == {
         "",
         *(f"have {key}" for key in payload.keys),
@@ -243,5 +243,5 @@ def test_another_release_takes_over_chunks_with_odd_names(shell, packed, places,
             assert hashlib.sha256(taken.read_bytes()).digest() == hashlib.sha256(os.fsencode(name)).digest()
     (folder / "share/cr\r").write_text("changed")
     shutil.rmtree(later.incoming)
-    assert "damaged " in run(shell, scripts.gather_script(later), scripts.gather_input(payload.keys, Recipe()))
+    assert "damaged " in run(shell, install.gather_script(later), install.gather_input(payload.keys, Recipe()))
     assert not list(tmp_path.rglob("owned"))

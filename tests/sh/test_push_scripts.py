@@ -7,10 +7,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision.data import compare as data
-from provision.data import scripts
-from provision.data.scripts import PushTarget
-from provision.data.tree import plan, scan_tree
+from provision import data
+from provision.data import PushTarget, plan_parts, scan_tree
 from provision.env.bundle import tar
 from provision.model import Inventory
 
@@ -77,17 +75,17 @@ class Place:
         return done.stdout.decode("utf-8", "surrogateescape")
 
     def ask(self, tree):
-        return data.read(self.ok(scripts.compare(self.target, TOKEN), scripts.paths(tree)), TOKEN)
+        return data.read_answer(self.ok(data.compare_script(self.target, TOKEN), data.compare_input(tree)), TOKEN)
 
     def begin(self, tree, *others):
         """The plan for the missing files, and space for them."""
         there = self.ask(tree)
-        assert data.changes(tree, there, str(self.path)).refused == ""
-        pushed = plan(tree, data.differing(tree, there), limit=LIMIT)
+        assert data.find_changes(tree, there, str(self.path)).refused == ""
+        pushed = plan_parts(tree, data.differing(tree, there), limit=LIMIT)
         if self.target.folder:
-            self.ok(scripts.open_folder(self.target, tree.mode))
+            self.ok(data.open_script(self.target, tree.mode))
         keys = [*(part.key for part in pushed.parts), *others]
-        self.ok(scripts.begin(self.target), scripts.expected(pushed, keys))
+        self.ok(data.begin_script(self.target), data.begin_input(pushed, keys))
         return there, pushed
 
     def receive(self, pushed, count=None):
@@ -113,17 +111,17 @@ class Place:
         return sent
 
     def moves(self, tree, there, pushed):
-        return scripts.moves(pushed, data.changes(tree, there, str(self.path)).folders)
+        return data.place_input(pushed, data.find_changes(tree, there, str(self.path)).folders)
 
     def push(self, source):
         """All of a push. How many parts were sent."""
         tree = scan_tree(source)
         there, pushed = self.begin(tree)
         sent = self.receive(pushed)
-        said = self.ok(scripts.place(self.target), self.moves(tree, there, pushed))
+        said = self.ok(data.place_script(self.target), self.moves(tree, there, pushed))
         assert said.split()[-1] == "end"
         if "open" in said.split():
-            self.ok(scripts.close_folder(self.target))
+            self.ok(data.close_script(self.target))
         return sent
 
     def is_done(self, source):
@@ -203,15 +201,15 @@ def test_mode_of_a_read_only_destination_is_set_last(place, source):
     there, pushed = place.begin(tree)
     assert mode(place.path) == 0o755
     place.receive(pushed)
-    place.ok(scripts.open_folder(place.target, 0o555))  # of the push that resumes after the first was killed
-    assert place.ok(scripts.place(place.target), place.moves(tree, there, pushed)) == "open\nend\n"
+    place.ok(data.open_script(place.target, 0o555))  # of the push that resumes after the first was killed
+    assert place.ok(data.place_script(place.target), place.moves(tree, there, pushed)) == "open\nend\n"
     assert mode(place.path) == 0o755
     lock = Path(place.target.staging + ".lock")
     lock.mkdir()
-    place.ok(scripts.close_folder(place.target))
+    place.ok(data.close_script(place.target))
     assert mode(place.path) == 0o755  # the owner of the lock must be able to release it
     lock.rmdir()
-    place.ok(scripts.close_folder(place.target))
+    place.ok(data.close_script(place.target))
     assert mode(place.path) == 0o555
     assert place.is_done(source)
 
@@ -293,7 +291,7 @@ def test_killed_anywhere_in_placing_only_the_rest_of_one_group_is_sent_again(pla
     assert len(pushed.small) > 2
     everything = place.receive(pushed)
     told = place.moves(tree, there, pushed).splitlines(keepends=True)
-    cut = scripts.place(place.target).replace(
+    cut = data.place_script(place.target).replace(
         "while IFS= read -r line; do", f"for n in $(seq {lines}); do IFS= read -r line;"
     )
     cut = cut[: cut.index('\nmove "$@"\nif ')]
@@ -310,7 +308,7 @@ def test_missing_staged_files_fail_the_push(place, source, gone):
     there, pushed = place.begin(tree)
     place.receive(pushed)
     shutil.rmtree(place.into / gone)
-    done = place.run(scripts.place(place.target), place.moves(tree, there, pushed))
+    done = place.run(data.place_script(place.target), place.moves(tree, there, pushed))
     assert done.returncode != 0
     assert b"end" not in done.stdout
     place.push(source)
@@ -327,7 +325,7 @@ def test_contents_are_flushed_before_names(place, source, tmp_path):
     place.receive(pushed)
     env = {"PATH": f"{tools}:{os.environ['PATH']}", "DESTINATION": str(place.path)}
     # busybox would take its own sync
-    script = scripts.place(place.target).replace("\nsync -f", f"\n{tools}/sync -f")
+    script = data.place_script(place.target).replace("\nsync -f", f"\n{tools}/sync -f")
     assert place.run(script, place.moves(tree, there, pushed), env).returncode == 0
     assert (tmp_path / "seen").read_text() == ".clusterctl-push-folder\n"
 
@@ -341,7 +339,7 @@ def test_private_files_are_private_at_every_moment(place, source):
     assert mode(place.path) == mode(Path(place.target.staging)) == 0o700
     place.receive(pushed)
     told = place.moves(tree, there, pushed)
-    place.run(scripts.place(place.target), told[: told.index(b"group")])
+    place.run(data.place_script(place.target), told[: told.index(b"group")])
     assert mode(place.path / "sub") == 0o700
 
 
@@ -354,7 +352,7 @@ def test_folder_becomes_private_before_files_are_placed_in_it(place, source):
     place.receive(pushed)
     told = place.moves(tree, there, pushed)
     Path(place.target.staging, "mode").write_text("755\n")  # so that it does not tidy up
-    place.run(scripts.place(place.target), told[: told.index(b"group")])
+    place.run(data.place_script(place.target), told[: told.index(b"group")])
     assert mode(place.path / "sub") == 0o700
 
 
@@ -376,7 +374,7 @@ def test_unusable_destination_is_refused(shell, tmp_path, source, make, folder, 
     make(place.path)
     tree = scan_tree(source if folder else source / "a")
     there = place.ask(tree)
-    assert words in data.changes(tree, there, str(place.path)).refused
+    assert words in data.find_changes(tree, there, str(place.path)).refused
 
 
 def test_destination_behind_a_link_is_the_links_target(place, source):

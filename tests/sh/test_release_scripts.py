@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
-from provision.env.release import catalog, examine, scripts
+from provision.env.release import catalog, examine, install
 from provision.env.release.catalog import ReleasePaths
-from provision.env.release.payload import Recipe
-from provision.env.relocation.relocate import Relocated
+from provision.env.release.install import Recipe
+from provision.env.relocation import Relocated
 from provision.model import Inventory, Node
 from provision.render import render
 from provision.script import compile_steps, parse
@@ -70,8 +70,8 @@ def results(done):
 
 def gather(shell, places, folder, *keys, repair=False, base="", recipe=None):
     Path(places.releases).mkdir(parents=True, exist_ok=True)
-    script = scripts.gather_script(places, repair=repair, base=base)
-    done = run(shell, script, folder, scripts.gather_input(keys, recipe or Recipe()))
+    script = install.gather_script(places, repair=repair, base=base)
+    done = run(shell, script, folder, install.gather_input(keys, recipe or Recipe()))
     assert done.returncode == 0, done.stderr
     lines = done.stdout.decode().splitlines()
     assert lines[-2].startswith("free ")
@@ -96,7 +96,7 @@ def arrive(places):
 def activate(shell, case, folder, *, uncompiled=(), dry_run=False, repair=False):
     _, places, manifest = case
     relocated = Relocated(PurePosixPath(places.release), (), uncompiled=dict(uncompiled))
-    planned = scripts.activate_steps(places, manifest, relocated, repair=repair)
+    planned = install.activate_steps(places, manifest, relocated, repair=repair)
     return run(shell, compile_steps(planned, token="t", dry_run=dry_run), folder)
 
 
@@ -163,7 +163,7 @@ def test_files_compiled_on_the_node_are_listed(shell, case, tmp_path):
     (Path(places.incoming) / "mod.py").write_text("")
     done = activate(shell, case, tmp_path, uncompiled={"mod.py": "mod.pyc", "bad.py": "bad.pyc"})
     assert results(done)["compile"] == "changed", done
-    listed = (Path(places.release) / scripts.COMPILED).read_text()
+    listed = (Path(places.release) / install.COMPILED).read_text()
     assert listed == f"{hashlib.sha256(b'').hexdigest()}  mod.pyc\n"
 
 
@@ -281,7 +281,7 @@ def test_a_user_who_is_not_root_may_have_folders_that_are_not_writable(shell, ca
         os.chown(path, 65534, 65534)
     for path in (tmp_path, *tmp_path.parents[:-2]):
         path.chmod(0o755)
-    planned = scripts.activate_steps(places, case[2], Relocated(PurePosixPath(places.release), ()))
+    planned = install.activate_steps(places, case[2], Relocated(PurePosixPath(places.release), ()))
     script = compile_steps(planned, token="t")
     done = subprocess.run(
         [*shell, "-c", script], check=False, stdin=subprocess.DEVNULL, capture_output=True, user=65534, group=65534
@@ -300,7 +300,7 @@ def test_removal_leaves_a_release_with_shared_files_unchanged(shell, case, tmp_p
     shared = Path(places.release) / "share/in plain/plain"
     assert shared.stat().st_mode & 0o222 == 0
     done = run(
-        shell, compile_steps([scripts.remove_step(ReleasePaths.of(inventory, folder.name))], token="t"), tmp_path
+        shell, compile_steps([install.remove_step(ReleasePaths.of(inventory, folder.name))], token="t"), tmp_path
     )
     assert results(done) == {"remove": "changed"}, done
     assert not folder.exists()
@@ -383,7 +383,7 @@ def test_verify_and_list_and_remove(shell, case, tmp_path):
     assert (found.current, found.broken) == (None, ("0123456789ab",))
     assert found.used == {}
     done = run(
-        shell, compile_steps([scripts.remove_step(ReleasePaths.of(inventory, "0123456789ab"))], token="t"), tmp_path
+        shell, compile_steps([install.remove_step(ReleasePaths.of(inventory, "0123456789ab"))], token="t"), tmp_path
     )
     assert results(done) == {"remove": "changed"}, done
     assert not list(Path(places.releases).iterdir())

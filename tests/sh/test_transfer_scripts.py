@@ -21,7 +21,6 @@ from provision.model import Inventory, Node, Part
 from provision.render import quote, render, words
 from provision.transfer import Target
 from provision.transfer.chain import DIGESTS, batches, units
-from provision.transfer.decompressor import packed
 from provision.transfer.keys import (
     LIFE,
     LoginTarget,
@@ -33,6 +32,7 @@ from provision.transfer.keys import (
     scope_of,
 )
 from provision.transfer.nodes import read_facts, survey_script
+from provision.transfer.prepare import pack_zstd
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
@@ -210,7 +210,7 @@ def test_a_node_without_zstd_decompresses_with_the_controllers(shell, tmp_path, 
     place = Place(shell, tmp_path, wire="zstd")
     data = stream(parts=sample_parts(zstandard.compress))
     assert place.receive(data, env=without_zstd).returncode != 0
-    assert bring(place, packed(shutil.which("zstd")), without_zstd) == 0
+    assert bring(place, pack_zstd(shutil.which("zstd")), without_zstd) == 0
     assert (place.folder / "zstd").stat().st_mode & 0o777 == 0o700
     assert place.receive(data, env=without_zstd).returncode == 0
     assert place.is_whole()
@@ -219,7 +219,7 @@ def test_a_node_without_zstd_decompresses_with_the_controllers(shell, tmp_path, 
 @pytest.mark.parametrize("damage", ["program", "loader", "archive"])
 def test_a_zstd_that_does_not_work_on_the_node_is_not_kept(shell, tmp_path, without_zstd, damage):
     place = Place(shell, tmp_path)
-    archive = packed(shutil.which("zstd"))
+    archive = pack_zstd(shutil.which("zstd"))
     if damage == "archive":
         archive = archive[: len(archive) // 2]
     else:
@@ -240,7 +240,7 @@ def test_a_zstd_that_does_not_work_on_the_node_is_not_kept(shell, tmp_path, with
 def test_a_machine_without_a_zstd_program_brings_none(tmp_path):
     script = tmp_path / "zstd"
     script.write_text('#!/bin/sh\nexec /opt/zstd/bin/zstd "$@"\n')
-    assert packed(None) == packed(str(script)) == b""
+    assert pack_zstd(None) == pack_zstd(str(script)) == b""
 
 
 def test_more_units_than_may_wait(shell, tmp_path):

@@ -7,10 +7,22 @@ import random
 import pytest
 
 from provision.errors import UsageError
-from provision.netbench import OPS, Row, bus_factor, parse_ops, parse_sizes, rows
-from provision.netbench.events import reason, stage
-from provision.netbench.pairs import judge, rates, slow_pairs, tournament
-from provision.netbench.tuning import Setting, search
+from provision.netbench import (
+    OPS,
+    Row,
+    Setting,
+    bus_factor,
+    failed_stage,
+    failure_reason,
+    judge_pairs,
+    pair_rates,
+    parse_ops,
+    parse_sizes,
+    rows,
+    search_settings,
+    slow_pairs,
+    tournament,
+)
 from provision.tasks.bench_nodes import network_used
 
 M = 1 << 20
@@ -103,14 +115,14 @@ def fabric(count, slow=(), usual=10e9):
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 16, 33])
 def test_no_node_is_slow_when_all_are_alike(count):
-    judged = judge(fabric(count))
+    judged = judge_pairs(fabric(count))
     assert (judged.nodes, judged.links) == ({}, ())
     assert judged.compared == (count > 2)
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8, 16, 33])
 def test_one_slow_node_is_named(count):
-    judged = judge(fabric(count, slow=("gpu02",)))
+    judged = judge_pairs(fabric(count, slow=("gpu02",)))
     assert judged.nodes == {"gpu02": (count - 1, count - 1)}
     assert judged.links == ()
     assert judged.usual == pytest.approx(10e9, rel=0.06)
@@ -118,42 +130,42 @@ def test_one_slow_node_is_named(count):
 
 @pytest.mark.parametrize("count", [3, 4, 5, 16])
 def test_a_single_slow_pair_is_a_link(count):
-    judged = judge(fabric(count, slow=(("gpu01", "gpu03"),)))
+    judged = judge_pairs(fabric(count, slow=(("gpu01", "gpu03"),)))
     assert (judged.nodes, judged.links) == ({}, (("gpu01", "gpu03"),))
 
 
 @pytest.mark.parametrize("count", [4, 5, 8])
 def test_two_slow_nodes_are_two_slow_nodes(count):
-    judged = judge(fabric(count, slow=("gpu01", "gpu04")))
+    judged = judge_pairs(fabric(count, slow=("gpu01", "gpu04")))
     assert set(judged.nodes) == {"gpu01", "gpu04"}
     assert judged.links == ()
 
 
 def test_a_slow_node_and_a_slow_link_of_others():
-    judged = judge(fabric(6, slow=("gpu01", ("gpu03", "gpu05"))))
+    judged = judge_pairs(fabric(6, slow=("gpu01", ("gpu03", "gpu05"))))
     assert (set(judged.nodes), judged.links) == ({"gpu01"}, (("gpu03", "gpu05"),))
 
 
 def test_a_node_that_is_slow_with_most_others_is_named():
-    judged = judge(fabric(6, slow=(("gpu01", "gpu03"), ("gpu02", "gpu03"), ("gpu03", "gpu04"))))
+    judged = judge_pairs(fabric(6, slow=(("gpu01", "gpu03"), ("gpu02", "gpu03"), ("gpu03", "gpu04"))))
     assert (judged.nodes, judged.links) == ({"gpu03": (3, 5)}, ())
 
 
 def test_two_halves_that_are_slow_with_one_another_are_links():
     across = tuple(itertools.product(("gpu01", "gpu02"), ("gpu03", "gpu04")))
-    judged = judge(fabric(4, slow=across))
+    judged = judge_pairs(fabric(4, slow=across))
     assert (judged.nodes, set(judged.links)) == ({}, set(across))
 
 
 def test_one_pair_compares_with_nothing():
     assert slow_pairs({("a", "b"): 1.0}) == []
-    assert not judge({("a", "b"): 1.0}).compared
-    assert judge({}).usual == 0
+    assert not judge_pairs({("a", "b"): 1.0}).compared
+    assert judge_pairs({}).usual == 0
 
 
 def test_the_processes_of_a_pair_add_up_and_outliers_do_not_count():
     events = [{"event": "pair", "a": 0, "b": 1, "local": n, "bytes": 100, "times": [1, 1, 9, 9]} for n in range(2)]
-    assert rates([*events, {"event": "end"}], ["x", "y"]) == {("x", "y"): 200.0}
+    assert pair_rates([*events, {"event": "end"}], ["x", "y"]) == {("x", "y"): 200.0}
 
 
 # --- words ---------------------------------------------------------------------------------------
@@ -178,7 +190,7 @@ def test_reason_omits_stacks_and_log_noise():
         "why": "DistBackendError: NCCL error in: x.cpp:3690\nException raised from y at z:1\nframe #0: a",
         "log": ["h:1:1 [0] NCCL INFO comm", "h:1:1 [0] x.cc:1 NCCL WARN socketStartConnect: refused", "all is well"],
     }
-    assert reason(event).splitlines() == [
+    assert failure_reason(event).splitlines() == [
         "rank 3: DistBackendError: NCCL error in: x.cpp:3690",
         "h:1:1 [0] x.cc:1 NCCL WARN socketStartConnect: refused",
     ]
@@ -187,11 +199,11 @@ def test_reason_omits_stacks_and_log_noise():
 def test_stage_names_the_missing_ranks():
     failed = {"event": "failed", "rank": 0, "why": "Timed out after 120 seconds waiting for clients", "log": []}
     met = [{"event": "met", "rank": rank} for rank in range(2)]
-    assert "rank 1 did not reach" in stage([met[0], failed], 2)
-    assert "not one another" in stage([*met, failed], 2)
-    assert stage([*met, dict(failed, why="out of memory")], 2) == ""
+    assert "rank 1 did not reach" in failed_stage([met[0], failed], 2)
+    assert "not one another" in failed_stage([*met, failed], 2)
+    assert failed_stage([*met, dict(failed, why="out of memory")], 2) == ""
     ready = [{"event": "ready", "rank": rank} for rank in range(2)]
-    assert stage([*met, *ready, failed], 2) == ""
+    assert failed_stage([*met, *ready, failed], 2) == ""
 
 
 def test_summaries_are_json_and_fit_the_screen():
@@ -209,8 +221,8 @@ def test_summaries_are_json_and_fit_the_screen():
         rows=(Row("reduce_scatter", 512 * M, 24, (0.11, 0.12, 0.13)), Row("all_reduce", 8 * M, 24, (0.001,), 7)),
         skipped={"sendrecv": "not today"},
         pairs=pairs,
-        judgement=judge(pairs),
-        tuning=search(lambda setting: 4e9 if setting.channels else 1e9, Setting()),
+        judgement=judge_pairs(pairs),
+        tuning=search_settings(lambda setting: 4e9 if setting.channels else 1e9, Setting()),
         seconds=12.34,
     )
     data, text = bench_output(result)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from provision.errors import UsageError
 from provision.inventory import load
-from provision.inventory.env_edit import with_env
-from provision.netbench.tuning import CHANNELS, SOCKETS, THREADS, Setting, Tuning
+from provision.inventory.writing import with_env
+from provision.netbench import CHANNELS, SOCKETS, THREADS, Setting, Tuning
 from provision.tasks.bench import write_tuning
 
 BASE = "# my cluster\nprefix: /opt/llm/current\nnodes:\n  gpu01: 10.0.0.1   # the first\n"

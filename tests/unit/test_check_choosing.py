@@ -131,7 +131,7 @@ def test_every_id_and_limit_of_a_check_is_valid_in_an_inventory():
 
 def test_only_checks_that_an_inventory_names_are_imported(tmp_path):
     (tmp_path / "inventory.yaml").write_text(
-        "prefix: /opt/llm/current\nnodes: {n1: 192.168.20.14}\nchecks: {off: [net.route], clock.skew: {skew_ms: 9}}\n"
+        "prefix: /opt/llm/current\nnodes: {n1: 192.168.20.14}\nchecks: {off: [net.dns], clock.skew: {skew_ms: 9}}\n"
     )
     code = (
         "import sys; from pathlib import Path; from provision.inventory import load; load(Path('inventory.yaml'))\n"

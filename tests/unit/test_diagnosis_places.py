@@ -16,8 +16,8 @@ sys.path.append(str(Path(__file__).parent))  # for recorded_runs; last, so that 
 
 from recorded_runs.cases import FOLDER, case
 
-from provision.diagnosis import Evidence, diagnose, reading, recorder
-from provision.diagnosis.arrivals import arrival, named
+from provision.diagnosis import Evidence, arrivals, diagnose, reading
+from provision.diagnosis.arrivals import find_arrival, name_ranks
 from provision.errors import UsageError
 from provision.render import render
 from provision.summaries.diagnosis import diagnosis_output
@@ -182,12 +182,12 @@ def test_logs_with_years_are_compared(tmp_path):
 
 
 def test_a_year_that_comes_later_in_the_file_counts_for_its_beginning():
-    one, two = reading.log(GLOG.format(0, 11, 22, 7, "x") + "2026-11-22T07:15:00.000 y", "n")
+    one, two = reading.log_lines(GLOG.format(0, 11, 22, 7, "x") + "2026-11-22T07:15:00.000 y", "n")
     assert two.time - one.time == 900
 
 
 def test_syslogs_times_are_read_and_the_year_may_turn():
-    one, two, three = reading.log("Dec 31 23:59:58 x\nJan  1 00:00:01 y\nJan  1 00:00:02.5 z", "n")
+    one, two, three = reading.log_lines("Dec 31 23:59:58 x\nJan  1 00:00:01 y\nJan  1 00:00:02.5 z", "n")
     assert (two.time - one.time, three.time - two.time) == (3, 1.5)
 
 
@@ -231,7 +231,7 @@ def judged(**texts):
 )
 def test_the_rank_that_did_not_arrive_is_named(a, b, missing):
     for texts in ({"a": a, "b": b}, {"b": b, "a": a}):
-        met = arrival(judged(**texts))
+        met = find_arrival(judged(**texts))
         assert (met.number, met.operation, met.missing) == (7, "ALLREDUCE", missing)
 
 
@@ -294,7 +294,7 @@ def test_waiting_rank_is_not_blamed_without_evidence(tmp_path):
 
 def test_ranks_are_named():
     texts = {(3,): "rank 3", (0, 1, 2): "ranks 0-2", (0, 1, 2, 5, 7): "ranks 0-2, 5 and 7", (1, 4): "ranks 1 and 4"}
-    assert {ranks: named(ranks) for ranks in texts} == texts
+    assert {ranks: name_ranks(ranks) for ranks in texts} == texts
 
 
 # Nodes that fell silent
@@ -360,7 +360,7 @@ def test_an_event_of_any_size_is_judged_at_once(event):
 def test_a_recorded_dump_of_the_flight_recorder_is_read():
     """torch 2.13.0 wrote it after two all-reduces (gloo, one process)."""
     path = Path(__file__).parent / "recorded_logs" / "nccl_trace_rank_0"
-    assert recorder.is_dump(path.name, path.read_bytes())
-    text = recorder.lines(path.name, path.read_bytes())
+    assert arrivals.is_dump(path.name, path.read_bytes())
+    text = arrivals.dump_lines(path.name, path.read_bytes())
     assert "[PG ID 0 PG GUID 0 Rank 0]" in text
     assert "last enqueued work: 2, last completed work: 2" in text

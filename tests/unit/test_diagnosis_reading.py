@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from provision.diagnosis import Evidence, diagnose, reading
 from provision.diagnosis.causes import TABLE
+from provision.diagnosis.conditions.rules import noise, quantile, rolling, slope
 from provision.diagnosis.evidence import attempt, attempts
-from provision.diagnosis.matching import needed, rows
-from provision.diagnosis.statistics import noise, quantile, rolling, slope
+from provision.diagnosis.signs import match_line, required_text
 from provision.summaries.diagnosis import diagnosis_output
 
 
 def test_agent_lines_have_a_time_and_a_rank():
     text = "2026-11-22T07:15:00.123Z [3] loss\n2026-11-22T07:15:01.000Z [launcher] [rank2]: Traceback\n"
-    one, two = reading.log(text, "node01")
+    one, two = reading.log_lines(text, "node01")
     assert (one.text, one.rank, one.node) == ("loss", 3, "node01")
     assert one.time == pytest.approx(1795331700.123)
     assert (two.text, two.rank) == ("Traceback", 2)
@@ -37,20 +37,20 @@ def test_agent_lines_have_a_time_and_a_rank():
     ],
 )
 def test_other_launchers_lines_have_the_time_they_name(row, seconds):
-    (line,) = reading.log(row, "train.log")
+    (line,) = reading.log_lines(row, "train.log")
     assert line.time == pytest.approx(seconds)
 
 
 def test_fields_missing_in_glog_come_from_the_lines_before():
     text = "2024-06-01 16:22:16,125 begins\n[rank0]:[E602 02:07:08.408271257 ProcessGroupNCCL.cpp:607] late\nno time"
-    first, second, third = reading.log(text, "train.log")
+    first, second, third = reading.log_lines(text, "train.log")
     assert second.rank == 0
     assert second.time - first.time == pytest.approx(9 * 3600 + 44 * 60 + 52.283, abs=0.01)
     assert third.time == second.time
 
 
 def test_last_state_of_a_progress_bar_is_used():
-    (line,) = reading.log(" 1%|\r 2%|\r 3%| 3/100\n", "x")
+    (line,) = reading.log_lines(" 1%|\r 2%|\r 3%| 3/100\n", "x")
     assert line.text == " 3%| 3/100"
 
 
@@ -87,7 +87,7 @@ def test_losses_are_read_from_logs_of_trainers():
         "iter 7: loss 3.4785, time 303.49ms\n"
         "step 5: train loss 3.7234, val loss 3.6521\n"
     )
-    found = reading.progress(reading.log(text, "x"))
+    found = reading.progress(reading.log_lines(text, "x"))
     assert [(each["step"], each.get("loss"), each.get("eval_loss")) for each in found] == [
         (1, 2.5, None),
         (2, None, None),
@@ -98,13 +98,13 @@ def test_losses_are_read_from_logs_of_trainers():
 
 
 def test_the_kernels_lines_get_the_nodes_time():
-    (line,) = reading.kernel("[ 5069.5] NVRM: Xid\nno time here\n", "clock 1795332000 6000.5\n", "node02")
+    (line,) = reading.kernel_lines("[ 5069.5] NVRM: Xid\nno time here\n", "clock 1795332000 6000.5\n", "node02")
     assert line.time == pytest.approx(1795332000 - 931)
-    assert reading.kernel("[ 1.0] x", "", "node02") == ()
+    assert reading.kernel_lines("[ 1.0] x", "", "node02") == ()
 
 
 def test_links_and_cores():
-    assert reading.machine("cores 64\nlink eth0 25000\nlink mlx5_0/1 200000\n") == (
+    assert reading.read_machine("cores 64\nlink eth0 25000\nlink mlx5_0/1 200000\n") == (
         {"eth0": 3.125e9, "mlx5_0/1": 25e9},
         64,
     )
@@ -128,7 +128,7 @@ def test_an_attempt_has_its_own_lines():
 
 @pytest.mark.parametrize("pattern", sorted({line for cause in TABLE for line in cause.lines}))
 def test_required_text_of_a_pattern_is_part_of_it(pattern):
-    word = needed(pattern)
+    word = required_text(pattern)
     assert re.escape(word).replace("\\ ", " ").replace("\\-", "-").replace("\\", "") in pattern.replace("\\", "")
 
 
@@ -146,12 +146,12 @@ def test_required_text_of_a_pattern_is_part_of_it(pattern):
     ],
 )
 def test_needed(pattern, word):
-    assert needed(pattern) == word
+    assert required_text(pattern) == word
 
 
 def test_line_is_explained_by_the_most_specific_cause():
     text = "RuntimeError: DataLoader worker (pid 1) is killed by signal: Bus error. It is possible that"
-    assert next(rows(text))[0].id == "shm.full"
+    assert next(match_line(text))[0].id == "shm.full"
 
 
 def test_statistics():

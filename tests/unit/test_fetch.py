@@ -15,7 +15,7 @@ import pytest
 from provision.errors import ClusterctlError, UsageError
 from provision.model import Node, Result
 from provision.transfer import fetch as fetching
-from provision.transfer.fetch import RemoteFile, UnrequestedFile, fetch, lacking, listed
+from provision.transfer.fetch import RemoteFile, UnrequestedFile, fetch, lacking, list_files
 
 NODE = Node("node01", "10.0.0.1")
 BUSYBOX = ("cat", "find", "stat", "tar", "xargs", "base64", "head", "sh", "grep")
@@ -67,7 +67,7 @@ class TestBusybox:
         for number in range(1500):  # more than one call of tar takes
             (many / f"{number:0200}").touch()
         node, here = Busybox(tmp_path / "bin"), tmp_path / "here"
-        found = listed(node, str(there))
+        found = list_files(node, str(there))
         assert len(found) == 1504
         fetch(node, str(there), found, here)
         for name in found:
@@ -77,10 +77,10 @@ class TestBusybox:
     def test_node_that_cannot_list_files_is_reported(self, there, tmp_path):
         node = Busybox(tmp_path / "bin", [name for name in BUSYBOX if name != "stat"])
         with pytest.raises(ClusterctlError, match=r"node01: the files in .* cannot be listed: .* install findutils"):
-            listed(node, str(there))
+            list_files(node, str(there))
 
     def test_missing_folder_has_no_files(self, tmp_path):
-        assert listed(Busybox(tmp_path / "bin"), "/nowhere") == {}
+        assert list_files(Busybox(tmp_path / "bin"), "/nowhere") == {}
 
 
 def sending(*members):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from provision.errors import UsageError
 from provision.inventory.foreign import read
-from provision.inventory.foreign.beside import VarsFile
+from provision.inventory.foreign.ansible_files import VarsFile
 from provision.inventory.names import check_address
 
 pytestmark = pytest.mark.timeout(3600)  # the nightly profile has 10,000 examples

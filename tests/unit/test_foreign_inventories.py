@@ -9,8 +9,8 @@ import subprocess
 import pytest
 
 from provision.errors import InventoryError, UsageError
-from provision.inventory.choosing import Wanted
 from provision.inventory.foreign import kind_of, read
+from provision.inventory.new_nodes import Wanted
 
 INI = """\
 # a cluster

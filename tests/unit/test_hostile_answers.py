@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provision import data
 from provision.checks import Answer, Plan
 from provision.checks.kit.measures import offset, steps
-from provision.data import compare
 from provision.env.release import catalog, examine
 from provision.errors import ClusterctlError
-from provision.inventory.asking import read_facts
+from provision.inventory.new_nodes import read_facts
 from provision.model import Finding, Inventory, Node, Result, StepState
 from provision.ospackages import node as os_facts
 from provision.run import readiness
@@ -80,7 +80,7 @@ PARSERS = {
     ),
     "verify": (lambda out: catalog.verify_finding("gpu01", "0123456789ab", out), "checked 7\nbad changed lib/x\nend\n"),
     "push": (
-        lambda out: compare.read(out, "T"),
+        lambda out: data.read_answer(out, "T"),
         "T user 0\nT tools ssh\nT free 900\nT staged 4\nT at 81a4 10 1700000000 0 a/b\nT link a/c\nT to x\nT end\n",
     ),
     "files": (lambda out: parse_list(out, "gpu01"), "10 1700000000.5 a/b\0007 -3.1 c\0"),

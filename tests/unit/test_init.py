@@ -8,9 +8,18 @@ import pytest
 
 from provision import inventory as inventory_file
 from provision.errors import UsageError
-from provision.inventory.asking import Facts, Interface, Port, read_facts
-from provision.inventory.choosing import Wanted, data_addresses, described, draft, wanted
-from provision.inventory.writing import runs, text
+from provision.inventory.new_nodes import (
+    Facts,
+    Interface,
+    Port,
+    Wanted,
+    data_addresses,
+    describe_nodes,
+    draft_nodes,
+    parse_hosts,
+    read_facts,
+)
+from provision.inventory.writing import inventory_text, runs
 from provision.model import Node
 from provision.ssh.enrol import default_key
 
@@ -153,7 +162,7 @@ def test_single_node_needs_no_data_network():
 
 def names(hosts, *own):
     facts = {index: Facts(name) for index, name in enumerate(own) if name is not None}
-    return [each.name for each in described(wanted(hosts), facts)[0]]
+    return [each.name for each in describe_nodes(parse_hosts(hosts), facts)[0]]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +186,7 @@ def test_a_name_is_given_or_asked(hosts, own, expected):
 
 def test_a_node_that_gave_no_answer_keeps_its_line():
     facts = {0: node(1, on("ib0", "10.0.0.1/24"), host="gpu01"), 2: node(3, on("ib0", "10.0.0.3/24"), host="gpu03")}
-    nodes, notes = described(wanted(["192.168.20.[1-3]"]), facts)
+    nodes, notes = describe_nodes(parse_hosts(["192.168.20.[1-3]"]), facts)
     assert nodes == (
         Node("gpu01", "192.168.20.1", "10.0.0.1"),
         Node("node2", "192.168.20.2"),
@@ -189,9 +198,9 @@ def test_a_node_that_gave_no_answer_keeps_its_line():
 def test_gpus_that_were_given_stay_and_others_are_counted():
     facts = {0: read_facts(IPOIB)}
     hosts = (Wanted("a", "a", gpus=4), Wanted("b", "b"))
-    nodes, notes = described(hosts, facts | {1: Facts("b")})
+    nodes, notes = describe_nodes(hosts, facts | {1: Facts("b")})
     assert [each.gpus for each in nodes] == [4, None]
-    nodes, notes = described((Wanted("a", "a"),), {0: facts[0]})
+    nodes, notes = describe_nodes((Wanted("a", "a"),), {0: facts[0]})
     assert nodes[0].gpus == 2
     assert notes == ("a: 2 x NVIDIA A800-SXM4-80GB; 1 x InfiniBand 200 Gb/sec (4X HDR), ACTIVE",)
 
@@ -202,7 +211,7 @@ def test_gpus_that_were_given_stay_and_others_are_counted():
 )
 def test_invalid_hosts(hosts):
     with pytest.raises(UsageError):
-        wanted(hosts)
+        parse_hosts(hosts)
 
 
 # --- the text -------------------------------------------------------------------------------------
@@ -230,7 +239,7 @@ def test_invalid_hosts(hosts):
 def test_consecutive_nodes_become_ranges_that_the_loader_reads_back(nodes, entries, tmp_path):
     nodes = tuple(Node(name, address, gpus=8) for name, address in nodes)
     assert len(runs(nodes)) == entries
-    (tmp_path / "i.yaml").write_text(text(nodes, prefix="/opt/llm/current", ssh={}))
+    (tmp_path / "i.yaml").write_text(inventory_text(nodes, prefix="/opt/llm/current", ssh={}))
     assert inventory_file.load(tmp_path / "i.yaml").nodes == nodes
 
 
@@ -243,7 +252,7 @@ def test_nodes_with_different_settings_are_separate_entries(tmp_path):
         Node("a5", "10.0.0.5", user="x", gpus=4),
         Node("true", "10.0.0.6"),
     )
-    written = text(nodes, prefix="/opt/x y/current", ssh={"user": "ü", "port": 22}, notes=["a\nb", "c" * 200])
+    written = inventory_text(nodes, prefix="/opt/x y/current", ssh={"user": "ü", "port": 22}, notes=["a\nb", "c" * 200])
     assert "  a[1-2]:\n    address: 10.0.0.[1-2]\n    data_address: 10.1.0.[1-2]\n  a3: 10.0.0.3\n" in written
     assert "\n# a\\nb\n" in written
     (tmp_path / "i.yaml").write_text(written, encoding="utf-8")
@@ -253,7 +262,7 @@ def test_nodes_with_different_settings_are_separate_entries(tmp_path):
 
 
 def test_draft_before_any_node_is_asked():
-    assert [each.name for each in draft(wanted(["g[1-2]=10.0.0.[1-2]", "10.0.0.9", "head"]))] == [
+    assert [each.name for each in draft_nodes(parse_hosts(["g[1-2]=10.0.0.[1-2]", "10.0.0.9", "head"]))] == [
         "g1",
         "g2",
         "node3",

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from provision.errors import InventoryError, UsageError
 from provision.inventory import load
-from provision.inventory.choosing import Wanted, wanted
 from provision.inventory.foreign import kind_of, read, read_file
 from provision.inventory.loading import parse
 from provision.inventory.names import MAX_NODES
-from provision.inventory.writing import text as written
+from provision.inventory.new_nodes import Wanted, parse_hosts
+from provision.inventory.writing import inventory_text as written
 from provision.model import Node, Notice
 from provision.ssh.enrol import Enrolled
 from provision.tasks import init
@@ -51,7 +51,7 @@ def create(tmp_path, monkeypatch):
             notes.extend([event.text] if isinstance(event, Notice) else [])
 
         found = init.foreign(source, emit=emit, group=options.pop("group", None)) if source else None
-        named = found.hosts if found else wanted(hosts)
+        named = found.hosts if found else parse_hosts(hosts)
         ssh = {**(found.ssh if found else {}), **options.pop("ssh", {})}
         path = tmp_path / "new/inventory.yaml"
         init.create(path, named, ssh=ssh, found=found, emit=emit, **options)

@@ -10,7 +10,7 @@ import pytest
 
 from provision.errors import InventoryError, UsageError
 from provision.inventory import load, select
-from provision.inventory.choosing import Wanted, described, wanted
+from provision.inventory.new_nodes import Wanted, describe_nodes, parse_hosts
 from provision.model import Inventory, Node
 
 HEAD = "prefix: /opt/llm/current\n"
@@ -183,19 +183,19 @@ def test_addresses_with_invalid_parts(loaded, entry, said):
 
 
 def test_hosts_of_the_command_line_may_have_them_too():
-    assert wanted(["a=ada@10.0.0.1:2222", "bob@h[1-2]", "[fd00::1]:22", "h1:23"]) == (
+    assert parse_hosts(["a=ada@10.0.0.1:2222", "bob@h[1-2]", "[fd00::1]:22", "h1:23"]) == (
         Wanted("10.0.0.1", "a", user="ada", port=2222),
         Wanted("h1", user="bob"),
         Wanted("h2", user="bob"),
         Wanted("fd00::1", port=22),
         Wanted("h1", port=23),
     )
-    nodes, _ = described(wanted(["h:21", "h:22"]), {})
+    nodes, _ = describe_nodes(parse_hosts(["h:21", "h:22"]), {})
     assert [(node.name, node.address, node.port) for node in nodes] == [("node1", "h", 21), ("node2", "h", 22)]
     with pytest.raises(UsageError, match="the address h is listed twice"):
-        wanted(["h", "ada@h"])
+        parse_hosts(["h", "ada@h"])
     with pytest.raises(UsageError, match="-x is not a login name"):
-        wanted(["-x@h"])
+        parse_hosts(["-x@h"])
 
 
 # --- messages --------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks.kit.compare import close, groups, majority, odd
+from provision.checks.kit.declare import close, groups, majority, odd
 
 
 def named(values, **options):

@@ -6,10 +6,17 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision.data import compare as data
-from provision.data.compare import NodeFile, NodeTree
-from provision.data.scripts import PushTarget, expected, moves, paths
-from provision.data.tree import plan, scan_tree
+from provision import data
+from provision.data import (
+    NodeFile,
+    NodeTree,
+    PushTarget,
+    begin_input,
+    compare_input,
+    place_input,
+    plan_parts,
+    scan_tree,
+)
 from provision.errors import ClusterctlError, PreflightError, UsageError
 from provision.model import Inventory, Node
 from provision.session import Lock
@@ -41,7 +48,7 @@ def seen(tree, **changes):
 
 
 def refusal(tree, there, destination):
-    return data.changes(tree, there, destination).refused
+    return data.find_changes(tree, there, destination).refused
 
 
 FOLDER, FILE = NodeFile("dir", 0o755, 0, 0, 0), NodeFile("file", 0o644, 1, 1, 0)
@@ -60,9 +67,9 @@ def test_existing_files_do_not_change_the_parts_of_the_others(tmp_path):
         (tmp_path / f"{number:02}").write_bytes(bytes(100))
     tree = scan_tree(tmp_path)
     everything = frozenset(one.path for one in tree.found)
-    before = plan(tree, everything, limit=1000)
+    before = plan_parts(tree, everything, limit=1000)
     assert [len(files) for files in before.small.values()] == [10, 10, 10, 10]
-    after = plan(tree, everything - {f"{number:02}" for number in range(13)}, limit=1000)
+    after = plan_parts(tree, everything - {f"{number:02}" for number in range(13)}, limit=1000)
     assert list(after.small)[1:] == list(before.small)[2:]
     assert [part.key for part in after.parts[1:]] == [part.key for part in before.parts[2:]]
     assert next(iter(after.small.values())) == tuple(f"{number}" for number in range(13, 20))
@@ -72,7 +79,7 @@ def test_a_file_of_more_than_two_gibibytes(tmp_path):
     with (tmp_path / "large").open("wb") as file:
         file.seek(2 << 30)
         file.write(b"a\0end")
-    parts = plan(scan_tree(tmp_path), frozenset({"large"})).parts
+    parts = plan_parts(scan_tree(tmp_path), frozenset({"large"})).parts
     assert [part.offset for part in parts] == [number << 26 for number in range(33)]
     assert b"".join(parts[-1].blocks()) == b"a\0end"
 
@@ -81,7 +88,7 @@ def test_parts_have_the_announced_size_and_separate_folders(source):
     (source / ("long " * 20)).write_text("x")
     (source / "large").write_text("xyz")
     tree = scan_tree(source)
-    pushed = plan(tree, data.differing(tree, NodeTree()), limit=1)
+    pushed = plan_parts(tree, data.differing(tree, NodeTree()), limit=1)
     for part in pushed.parts:
         assert sum(map(len, part.blocks())) == part.size
         if part.kind == "tar":
@@ -91,7 +98,7 @@ def test_parts_have_the_announced_size_and_separate_folders(source):
 @pytest.mark.parametrize("name", ODD)
 def test_an_answer_may_hold_any_name(name):
     answer = f"T user 0\nT tools ssh \nT at 81a4 3 17 0 {name}\nT at a1ff 1 1 0 l{name}\nT link l{name}\nT to {name}\n"
-    there = data.read(f"{answer}T at 41ed 1 1 0 .\nT closed .\nT end\n", "T")
+    there = data.read_answer(f"{answer}T at 41ed 1 1 0 .\nT closed .\nT end\n", "T")
     assert there.things == {
         name: NodeFile("file", 0o644, 3, 17, 0),
         f"l{name}": NodeFile("link", 0o777, 1, 1, 0, name),
@@ -104,7 +111,7 @@ def test_an_answer_may_hold_any_name(name):
 @pytest.mark.parametrize("answer", ["", "T user 0\n", "T user 0\nT tools \nT at 81a4 1 1 0 end\n"])
 def test_truncated_answer_is_an_error(answer):
     with pytest.raises(ClusterctlError, match="incomplete"):
-        data.read(answer, "T")
+        data.read_answer(answer, "T")
 
 
 def test_existing_files_are_not_sent(source):
@@ -169,8 +176,8 @@ def test_a_folder_is_opened_before_and_closed_behind_everything(source):
     (source / "sub/back\\slash\n").mkdir(mode=0o555)
     (source / "sub").chmod(0o500)
     tree = scan_tree(source)
-    pushed = plan(tree, data.differing(tree, NodeTree()))
-    lines = moves(pushed, data.folders(tree, NodeTree(), frozenset())).decode().splitlines()
+    pushed = plan_parts(tree, data.differing(tree, NodeTree()))
+    lines = place_input(pushed, data.folders(tree, NodeTree(), frozenset())).decode().splitlines()
     assert lines[:2] == ["folder 700 sub", "folder 755 sub/back\\\\slash\\n"]
     assert lines[2].startswith("group ")
     assert lines[3:-2] == ["small a", "small b", "small link", "small sub/c"]
@@ -179,10 +186,10 @@ def test_a_folder_is_opened_before_and_closed_behind_everything(source):
 
 def test_list_for_a_node_includes_parts_for_other_nodes(source):
     tree = scan_tree(source)
-    pushed = plan(tree, frozenset({"a"}))
+    pushed = plan_parts(tree, frozenset({"a"}))
     key = pushed.parts[0].key
-    assert expected(pushed, (key, "other")).decode() == f"want {key}\nskip other\n"
-    assert paths(tree) == b".\0a\0b\0link\0sub\0sub/c\0"
+    assert begin_input(pushed, (key, "other")).decode() == f"want {key}\nskip other\n"
+    assert compare_input(tree) == b".\0a\0b\0link\0sub\0sub/c\0"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +222,7 @@ def test_a_folder_is_staged_in_itself_and_a_file_beside_itself():
 def test_leftovers_of_broken_pushes_count_as_free_space(source):
     tree = scan_tree(source)
     has = NodeTree(free_bytes=600, staged=500)
-    pushed = plan(tree, data.differing(tree, has))
+    pushed = plan_parts(tree, data.differing(tree, has))
     assert pushed.room == 2 * pushed.size > 1100  # one part, which exists twice for a moment
     for free, staged in ((pushed.room, None), (pushed.room - 500, 500), (0, pushed.room)):
         refuse_full(work(tree, pushed, NodeTree(free_bytes=free, staged=staged)), INVENTORY.nodes)
@@ -226,7 +233,7 @@ def test_leftovers_of_broken_pushes_count_as_free_space(source):
 
 def work(tree, pushed, has):
     target = PushTarget.of(INVENTORY, "/d", folder=True)
-    return Shipment(tree, target, {"node01": data.changes(tree, has, "/d")}, {"node01": pushed}, Lock("/d.lock"))
+    return Shipment(tree, target, {"node01": data.find_changes(tree, has, "/d")}, {"node01": pushed}, Lock("/d.lock"))
 
 
 def test_a_random_tree_loses_nothing(tmp_path):
@@ -237,6 +244,6 @@ def test_a_random_tree_loses_nothing(tmp_path):
         path.write_bytes(bytes(chance.randrange(3000)))
     tree = scan_tree(tmp_path)
     wanted = frozenset(one.path for one in tree.found if one.type == "file" and chance.random() < 0.5)
-    pushed = plan(tree, wanted, limit=2000)
+    pushed = plan_parts(tree, wanted, limit=2000)
     assert {path for files in pushed.small.values() for path in files} | set(pushed.large.values()) == wanted
     assert len({part.key for part in pushed.parts}) == len(pushed.parts)

@@ -51,6 +51,6 @@ def test_nan_is_null_in_events_and_is_read_back(tmp_path):
 
 
 def test_diagnose_reads_the_same_values_from_a_run_log():
-    lines = reading.log(data("gpt.log").decode(), "node01")
+    lines = reading.log_lines(data("gpt.log").decode(), "node01")
     told = [(each["step"], each.get("loss"), each.get("eval_loss")) for each in reading.progress(lines)]
     assert told == [(each.step, each.loss, each.eval_loss) for each in readings(data("gpt.log"))]

@@ -6,10 +6,10 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
-from provision.env.release import catalog, examine, scripts
+from provision.env.release import catalog, examine, install
 from provision.env.release.catalog import ReleasePaths, Releases
 from provision.env.release.examine import NodeFacts
-from provision.env.relocation.relocate import Relocated
+from provision.env.relocation import Relocated
 from provision.errors import ClusterctlError
 from provision.model import Inventory, Node
 
@@ -129,7 +129,7 @@ def test_truncated_answer_is_detected():
 
 
 def test_smoke_test_imports_only_packed_packages(places, manifest):
-    planned = scripts.activate_steps(places, manifest, Relocated(PurePosixPath(places.release), ()))
+    planned = install.activate_steps(places, manifest, Relocated(PurePosixPath(places.release), ()))
     assert [step.name for step in planned] == ["complete", "seal", "smoke test", "mark", "switch", "tidy"]
     smoke = planned[2].do
     assert "import sys, torch'" in smoke

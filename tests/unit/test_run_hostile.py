@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 from provision.diagnosis import reading
 from provision.errors import ClusterctlError
 from provision.model import Notice
-from provision.netbench import events as netbench_events
-from provision.netbench import rows
-from provision.netbench.events import reason
-from provision.netbench.pairs import rates
+from provision.netbench import failure_reason, pair_rates, parse_event, rows
 from provision.run import Facts, fields, readiness, record
 from provision.run.checkpoint import newest, sources
 from provision.run.follow import OPEN, RANKS, Follower, entry, parsed
@@ -387,17 +384,17 @@ def test_a_list_of_files_with_odd_numbers():
 )
 def test_every_event_of_a_measurement_can_be_used(said):
     lines = [json.dumps(fields | {"event": kind}) for kind, fields in said]
-    events = [event for line in lines if (event := netbench_events.parse(line, 2))]
+    events = [event for line in lines if (event := parse_event(line, 2))]
     assert rows(events) is not None
-    assert rates(events, NAMES) is not None
-    assert all(reason(event) for event in events if event["event"] == "failed")
+    assert pair_rates(events, NAMES) is not None
+    assert all(failure_reason(event) for event in events if event["event"] == "failed")
 
 
 @pytest.mark.parametrize(
     "line", [NESTED, DEEP, "", "[]", "{}", '{"event": []}', '{"event": "row"}', '{"event": "pair", "a": 9}']
 )
 def test_invalid_events_of_a_measurement_are_ignored(line):
-    assert netbench_events.parse(line, 2) is None
+    assert parse_event(line, 2) is None
 
 
 # --- here --------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from provision.tasks.resume import refuse_resume
 from provision.tasks.runs import Runs, find, script
 from provision.tasks.status import RunStatus
 from provision.tasks.stop import Stopped, judged, parse_proof, refuse_others
-from provision.transfer.fetch import RemoteFile, UnrequestedFile, fetch, lacking, listed, parse_list
+from provision.transfer.fetch import RemoteFile, UnrequestedFile, fetch, lacking, list_files, parse_list
 
 NODE = Node("node01", "10.0.0.1")
 SESSION = Session(Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), (NODE,)))
@@ -464,14 +464,14 @@ def test_files_are_fetched_once_and_again_after_a_change(tmp_path):
     (there / "link").symlink_to("/etc/passwd")
     (there / "big").write_bytes(bytes(300_000))
     os.link(there / "big", there / "twin")
-    found = listed(Shell(), str(there))
+    found = list_files(Shell(), str(there))
     assert sorted(found) == ["big", "sub dir/-ünï\nfile", "twin"]
     assert fetch(Shell(), str(there), found, here) >= 500_000
     for name in found:
         assert (here / name).read_bytes() == (there / name).read_bytes()
     assert lacking(found, here) == {}
     (there / "big").write_bytes(b"changed")
-    assert set(lacking(listed(Shell(), str(there)), here)) == {"big", "twin"}
+    assert set(lacking(list_files(Shell(), str(there)), here)) == {"big", "twin"}
     assert fetch(Shell(), str(there), {}, here) == 0
 
 

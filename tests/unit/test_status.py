@@ -5,7 +5,7 @@ import re
 import pytest
 
 from provision.checks import Answer
-from provision.checks.kit.measures import EVERY_PAIR, Offset, blamed, line, offset, pairs, shown, span
+from provision.checks.kit.measures import EVERY_PAIR, Offset, blamed, line, offset, pairs, show_offset, span
 from provision.model import Node
 from provision.summaries.status import WIDTH, status_output
 from provision.tasks.measures.clock import bounds, combined
@@ -56,7 +56,7 @@ def test_an_offset_survives_as_a_line():
 def test_spans_in_units_that_suit():
     said = {0: "0.0 ms", 0.0004: "0.4 ms", 0.08: "80 ms", -5.2: "-5.2 s", 7200 * 12: "24 h", 600: "10 min"}
     assert {seconds: span(seconds) for seconds in said} == said
-    assert shown(Offset(-1e-6, 0.001)) == "+0.0 ms ± 1.0 ms"
+    assert show_offset(Offset(-1e-6, 0.001)) == "+0.0 ms ± 1.0 ms"
 
 
 def test_few_nodes_get_the_matrix():
@@ -154,4 +154,4 @@ def test_single_failed_pair_blames_its_target():
 
 
 def test_the_error_bar_is_never_without_a_unit():
-    assert re.fullmatch(r"[+-]\d+(\.\d+)? (ms|s|min|h) ± \d+(\.\d+)? (ms|s|min|h)", shown(Offset(0.3, 0.002)))
+    assert re.fullmatch(r"[+-]\d+(\.\d+)? (ms|s|min|h) ± \d+(\.\d+)? (ms|s|min|h)", show_offset(Offset(0.3, 0.002)))

@@ -16,9 +16,8 @@ import pytest
 from provision.errors import UsageError
 from provision.model import Notice, Progress, ignore
 from provision.tasks.tool import pack_tool
-from provision.tool import archive, contents, distributions, pack
-from provision.tool.compiled import compiled
-from provision.tool.contents import Item, running
+from provision.tool import contents, distributions, pack
+from provision.tool.contents import Item, compile_sources, running
 from provision.tool.libraries import Dynamic
 
 
@@ -122,10 +121,10 @@ def test_distribution_that_cannot_be_included_is_named(site):
 def test_compiled_files_are_hash_based_and_unchecked(tmp_path, monkeypatch):
     source = tmp_path / "zz_module.py"
     source.write_text("value = {'b', 'a'} and frozenset('xyz'); name = __file__\n")
-    data = compiled({"lib/zz_module.py": source.read_bytes()})["lib/zz_module.py"]
+    data = compile_sources({"lib/zz_module.py": source.read_bytes()})["lib/zz_module.py"]
     assert data[:8] == importlib.util.MAGIC_NUMBER + b"\1\0\0\0"
     assert data[8:16] == importlib.util.source_hash(source.read_bytes())
-    assert compiled({"lib/zz_module.py": source.read_bytes()}) == {"lib/zz_module.py": data}
+    assert compile_sources({"lib/zz_module.py": source.read_bytes()}) == {"lib/zz_module.py": data}
     cached = Path(importlib.util.cache_from_source(str(source)))
     cached.parent.mkdir()
     cached.write_bytes(data)
@@ -137,7 +136,7 @@ def test_compiled_files_are_hash_based_and_unchecked(tmp_path, monkeypatch):
 
 def test_files_that_are_not_python_are_not_compiled():
     sources = {"a.py": b"def {{ name }}(): pass\n", "b.py": b"x = 1\n", "c.py": b"x = '\0'\n"}
-    assert list(compiled(sources)) == ["b.py"]
+    assert list(compile_sources(sources)) == ["b.py"]
 
 
 def test_each_source_has_its_compiled_file(found):
@@ -231,7 +230,7 @@ def test_the_archive_opens_with_tar_and_has_fixed_owners_and_times(tmp_path):
     file = tmp_path / "tool.tar.gz"
     told = []
     with file.open("wb") as out:
-        _, size = archive.write(ITEMS, out, told.append)
+        _, size = pack.write_archive(ITEMS, out, told.append)
     with tarfile.open(file) as tar:
         members = tar.getmembers()
         assert tar.extractfile("lib/a b").read() == ITEMS["lib/a b"].source
@@ -273,7 +272,7 @@ def test_full_disk_is_reported_and_leaves_nothing(tmp_path, monkeypatch):
         file.write(b"some")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(archive, "write", full)
+    monkeypatch.setattr(pack, "write_archive", full)
     with pytest.raises(UsageError, match=r"no space left for .*x\.run"):
         pack.write(tmp_path / "x.run", ITEMS, emit=ignore)
     assert list(tmp_path.iterdir()) == []

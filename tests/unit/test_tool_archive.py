@@ -6,7 +6,7 @@ import os
 import tarfile
 
 from provision.model import ignore
-from provision.tool import archive, distributions
+from provision.tool import distributions, pack
 from provision.tool.contents import Item
 
 
@@ -18,7 +18,7 @@ def test_every_member_is_a_plain_file_with_a_fixed_mode_and_owner(tmp_path):
     names = ("bin/a", "lib/" + "l" * 180 + "/x.py")
     items = {name: Item(tmp_path / "link", executable=True) for name in names} | {"lib/hard": Item(tmp_path / "hard")}
     out = io.BytesIO()
-    archive.write(items, out, ignore)
+    pack.write_archive(items, out, ignore)
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(out.getvalue()))) as tar:
         members = tar.getmembers()
     assert {member.type for member in members} == {tarfile.REGTYPE}

@@ -12,9 +12,9 @@ import pytest
 from provision.env.source import elf
 from provision.errors import UsageError
 from provision.tool import libraries
-from provision.tool.archive import stripped
 from provision.tool.contents import running
-from provision.tool.libraries import Dynamic, Machine, dynamic, needed, reader
+from provision.tool.libraries import Dynamic, Machine, dynamic, find_needed, reader
+from provision.tool.pack import strip_symbols
 
 X86, ARM = 62, 183
 BASE = 0x400000  # where a fake file is loaded
@@ -54,7 +54,7 @@ def empty(monkeypatch):
 
 
 def find(program, *modules, machine, stay=()):
-    return needed(program, modules, machine, stay=stay).libraries
+    return find_needed(program, modules, machine, stay=stay).libraries
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
@@ -115,7 +115,7 @@ def test_rpath_applies_to_indirect_libraries_and_runpath_does_not(tmp_path, empt
     module = fake(tmp_path / "m.so", needs=["liba.so"])
     assert list(find(program, module, machine=empty)) == ["liba.so", "libb.so"]
     program = fake(tmp_path / "bin/python", needs=["liba.so"], runpath="$ORIGIN/../lib")
-    assert needed(program, (), empty, stay=()).missing == {"libb.so": tmp_path / "lib/liba.so"}
+    assert find_needed(program, (), empty, stay=()).missing == {"libb.so": tmp_path / "lib/liba.so"}
 
 
 def test_library_of_another_machine_is_skipped(tmp_path, empty):
@@ -155,7 +155,7 @@ def test_bundled_libraries_of_a_wheel_stay_in_their_place(tmp_path, empty):
 def test_libraries_of_glibc_are_never_included(tmp_path, empty, name):
     fake(tmp_path / name)
     program = fake(tmp_path / "python", needs=[name], runpath=str(tmp_path))
-    assert needed(program, (), empty, stay=()) == libraries.Needed({}, {})
+    assert find_needed(program, (), empty, stay=()) == libraries.Needed({}, {})
 
 
 @pytest.mark.parametrize("name", ["libcrypto.so.3", "libcrypt.so.1", "libz.so.1", "libgcc_s.so.1", "libnsl.so.2"])
@@ -167,12 +167,12 @@ def test_libraries_outside_glibc_are_included(tmp_path, empty, name):
 
 def test_missing_library_is_named_with_the_file_that_needs_it(tmp_path, empty):
     program = fake(tmp_path / "python", needs=["libgone.so.1"])
-    assert needed(program, (), empty, stay=()).missing == {"libgone.so.1": program}
+    assert find_needed(program, (), empty, stay=()).missing == {"libgone.so.1": program}
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path, empty):
     with pytest.raises(UsageError, match=r"cannot read .*/gone: No such file"):
-        needed(tmp_path / "gone", (), empty, stay=())
+        find_needed(tmp_path / "gone", (), empty, stay=())
 
 
 def test_this_pythons_libraries_are_those_that_ldd_finds():
@@ -181,7 +181,7 @@ def test_this_pythons_libraries_are_those_that_ldd_finds():
     python = running()
     modules = sorted(python.stdlib.glob("lib-dynload/_[hs]*.so"))
     assert modules
-    found = needed(python.program, modules, Machine(python.machine, python.libraries), stay=())
+    found = find_needed(python.program, modules, Machine(python.machine, python.libraries), stay=())
     wanted = {}
     for path in (python.program, *modules):
         out = subprocess.run(["ldd", path], check=True, capture_output=True, text=True).stdout
@@ -205,24 +205,24 @@ def test_stripping_keeps_all_loaded_bytes(tmp_path):
     saved = 0
     for path in modules():
         before = path.read_bytes()
-        after = stripped(before)
+        after = strip_symbols(before)
         saved += len(before) - len(after)
         (tmp_path / "after").write_bytes(after)
         assert dynamic(reader(tmp_path / "after")) == dynamic(reader(path))
         assert elf.glibc(reader(tmp_path / "after")) == elf.glibc(reader(path))
-        pieces = elf.loaded(before)
-        assert elf.loaded(after) == pieces
+        pieces = elf.loaded_ranges(before)
+        assert elf.loaded_ranges(after) == pieces
         # The ELF header has the section table's offset; it is the only loaded part that changes.
         assert [after[max(piece.start, 64) : piece.stop] for piece in pieces] == [
             before[max(piece.start, 64) : piece.stop] for piece in pieces
         ]
-        assert stripped(after) == after
+        assert strip_symbols(after) == after
     assert saved >= 0
 
 
 def test_a_stripped_module_works(tmp_path):
     source = max(running().stdlib.glob("lib-dynload/*.so"), key=lambda path: path.stat().st_size)
-    data = stripped(source.read_bytes())
+    data = strip_symbols(source.read_bytes())
     (tmp_path / source.name).write_bytes(data)
     name = source.name.partition(".")[0]
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {name} as m; print(m.__file__)"
@@ -238,4 +238,4 @@ def test_a_stripped_module_works(tmp_path):
 def test_files_that_are_not_elf_are_left_unchanged(tmp_path):
     data = fake(tmp_path / "a", needs=["liba.so.1"]).read_bytes()
     for some in (b"", b"text", data, data[:70], data[:40]):
-        assert stripped(some) == some
+        assert strip_symbols(some) == some

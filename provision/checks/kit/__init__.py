@@ -13,8 +13,7 @@ from provision.checks import (
     unknown,
     warn,
 )
-from provision.checks.kit.compare import close, groups, majority, odd
-from provision.checks.kit.declare import Level, each_node, equal, threshold
+from provision.checks.kit.declare import Level, close, each_node, equal, groups, majority, odd, threshold
 from provision.checks.kit.host import (
     GIB,
     GPUS,

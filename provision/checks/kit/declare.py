@@ -3,14 +3,96 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
 from provision.checks import Answer, Answers, Check, Judgement, Judgements, Plan, call, fail, judge_of, ok, warn
-from provision.checks.kit.compare import odd
 from provision.checks.kit.host import read_all, unread
+from provision.inventory import fold
 from provision.model import Verdict
 
 T = TypeVar("T", bound=Hashable)
+
+
+def groups(values: Mapping[str, T]) -> dict[T, tuple[str, ...]]:
+    """Which nodes have which value, the most frequent first; equally frequent ones in the order of the nodes."""
+    found: dict[T, list[str]] = {}
+    for name, value in values.items():
+        found.setdefault(value, []).append(name)
+    return {value: tuple(names) for value, names in sorted(found.items(), key=lambda item: -len(item[1]))}
+
+
+def majority(values: Mapping[str, T]) -> T | None:
+    """The value that more than half of at least three nodes have, or that all have; None where there is none.
+
+    Of two nodes that differ, either may be wrong.
+    """
+    found = groups(values)
+    return next(iter(found)) if found and _has_majority(found, len(values)) else None
+
+
+def odd(
+    values: Mapping[str, T],
+    *,
+    fix: str,
+    noun: str = "",
+    verdict: Verdict = "WARN",
+    show: Callable[[T], str] = str,
+    expected: str = "the same on every node",
+) -> Judgements:
+    """A finding for every node: OK where it has what most have, else ``verdict`` and how it differs.
+
+    Without a strict majority among three nodes or more, every node gets ``verdict`` and the values of all.
+
+    Args:
+        values: what each node has.
+        fix: what to do about a node that differs.
+        noun: the noun that stands before the value, such as ``driver``.
+        verdict: for nodes that differ.
+        show: a value as text.
+        expected: what it should be; where there is a majority, its value is named as well.
+    """
+    found = groups(values)
+    settled = _has_majority(found, len(values))
+    noun = f"{noun} " if noun else ""
+    if not settled:
+        observed = "; ".join(
+            f"{fold(names)} {'has' if len(names) == 1 else 'have'} {noun}{show(value)}"
+            for value, names in found.items()
+        )
+        for name in values:
+            yield name, Judgement(verdict, observed, expected, fix)
+        return
+    for name, value in values.items():
+        common, holders = next(iter(found.items()))
+        if value == common:
+            yield name, ok(f"{noun}{show(value)}")
+            continue
+        others = len(holders)
+        observed = f"{noun}{show(value)}, {others} of the other {len(values) - 1} nodes have {show(common)}"
+        if others == len(values) - 1:
+            observed = f"{noun}{show(value)}, the other {others} nodes have {show(common)}"
+        yield name, Judgement(verdict, observed, f"{noun}{show(common)}", fix)
+
+
+def close(values: Mapping[str, float], share: float) -> dict[str, float]:
+    """``values`` with those that lie within ``share`` of their group's smallest replaced by the group's median.
+
+    So figures that are never quite equal, such as the size of the memory, can be compared by ``majority`` and ``odd``.
+    """
+    bands: list[list[float]] = []
+    for value in sorted(values.values()):
+        if bands and value - bands[-1][0] <= share * abs(bands[-1][0]):
+            bands[-1].append(value)
+        else:
+            bands.append([value])
+    middle = {value: median(band) for band in bands for value in band}
+    return {name: middle[value] for name, value in values.items()}
+
+
+def _has_majority(found: Mapping[T, tuple[str, ...]], nodes: int) -> bool:
+    """Whether the first of the groups is a majority."""
+    return len(found) <= 1 or (nodes >= 3 and 2 * len(next(iter(found.values()))) > nodes)
 
 
 def equal(
@@ -39,10 +121,10 @@ def equal(
         options: further fields of ``Check``.
     """
 
-    def judge(seen: Plan, answers: Answers) -> Judgements:
+    def judge(plan: Plan, answers: Answers) -> Judgements:
         values = yield from read_all(answers, read)
-        level = verdict(seen) if callable(verdict) else verdict
-        compared = near(values, seen.limits) if near else values
+        level = verdict(plan) if callable(verdict) else verdict
+        compared = near(values, plan.limits) if near else values
         yield from odd(compared, fix=fix, noun=noun, verdict=level, show=show)
 
     return Check(check, title, judge=judge, **options)
@@ -75,7 +157,7 @@ def threshold(
     Args:
         check: the id.
         title: what is true of a healthy node.
-        read: the value; names the arguments it needs (``answer``, ``node``, ``seen``, ``limits``). None makes the node
+        read: the value; names the arguments it needs (``answer``, ``node``, ``plan``, ``limits``). None makes the node
             UNKNOWN, and a judgement is final.
         expected: with ``{limit}`` for the threshold.
         fix: what to do about the node.
@@ -85,18 +167,18 @@ def threshold(
         options: further fields of ``Check``.
     """
 
-    def judge(seen: Plan, node: str, answer: Answer) -> Judgement:
-        level = call(read, seen=seen, node=node, answer=answer, limits=seen.limits)
+    def judge(plan: Plan, node: str, answer: Answer) -> Judgement:
+        level = call(read, plan=plan, node=node, answer=answer, limits=plan.limits)
         if level is None:
             return unread(answer)
         if not isinstance(level, Level):
             return Judgement(*level)
-        limit = seen.limits[least or most] if least or most else 0.0
+        limit = plan.limits[least or most] if least or most else 0.0
         if level.value >= limit if least else level.value <= limit:
             return ok(level.text)
         if level.exempt:
             return ok(f"{level.text}{level.exempt}")
-        failed = fail_below and level.value < seen.limits[fail_below]
+        failed = fail_below and level.value < plan.limits[fail_below]
         return (fail if failed else warn)(
             level.text, expected=level.expected or expected.format(limit=limit), fix=level.fix or fix
         )
@@ -107,7 +189,7 @@ def threshold(
 def each_node(check: str, title: str, **options: Any) -> Callable[[Callable[..., Judgement | Judgements]], Check]:
     """A check whose function judges one node, or all of them if it names ``answers``.
 
-    The function names the arguments it needs: ``answer`` and ``node``, or ``answers``; ``seen``, ``limits``.
+    The function names the arguments it needs: ``answer`` and ``node``, or ``answers``; ``plan``, ``limits``.
 
     Args:
         check: the id.

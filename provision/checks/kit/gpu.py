@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from provision.checks import Answer, Answers, Check, Judgement, Judgements, Plan, call, not_here, unknown
-from provision.checks.kit.compare import odd
+from provision.checks.kit.declare import odd
 from provision.model import Verdict
 
 # Every NVIDIA device on the PCI bus, from sysfs and without starting a program: address, class, driver, link width. One
@@ -207,14 +207,14 @@ def gpus(
         read = rows(answer, fields)
         if isinstance(read, str) or not read:
             yield node, unanswered(node, answer)
-        elif silent := {gpu.index: gpu[name] for gpu in read for name in used if _broken(name, gpu[name])}:
+        elif silent := {gpu.index: gpu[name] for gpu in read for name in used if _is_broken(name, gpu[name])}:
             yield node, unknown(each(silent), fix=f"run nvidia-smi -q on {node}; reset the GPU or reboot")
         else:
             found[node] = read
     return found
 
 
-def _broken(field: str, text: str) -> bool:
+def _is_broken(field: str, text: str) -> bool:
     """``[GPU requires reset]``, ``[GPU is lost]``, ``[Unknown Error]``, and what no value of the field looks like."""
     if text in _NOT_THERE:
         return False
@@ -322,10 +322,10 @@ def each_gpu_node(
     """
 
     def declare(function: Callable[..., Judgement]) -> Check:
-        def judge(seen: Plan, answers: Answers) -> Judgements:
+        def judge(plan: Plan, answers: Answers) -> Judgements:
             found = yield from gpus(answers, *reads, fields=query_fields)
             for node, row in found.items():
-                yield node, call(function, seen=seen, node=node, row=row, limits=seen.limits)
+                yield node, call(function, plan=plan, node=node, row=row, limits=plan.limits)
 
         about = (function.__doc__ or "").partition("\n")[2]
         probe = query(*query_fields)
@@ -378,11 +378,11 @@ def equal_gpus(
         options: further fields of ``Check``.
     """
 
-    def judge(seen: Plan, answers: Answers) -> Judgements:
+    def judge(plan: Plan, answers: Answers) -> Judgements:
         found = yield from gpus(answers, *reads)
         values = {}
         for node, row in found.items():
-            texts = {gpu.index: call(own.find, gpu=gpu, limits=seen.limits) for gpu in row} if own else {}
+            texts = {gpu.index: call(own.find, gpu=gpu, limits=plan.limits) for gpu in row} if own else {}
             if own and any(texts.values()):
                 faults = {index: text for index, text in texts.items() if text}
                 yield node, Judgement(own.verdict, each(faults), own.expected, own.fix)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from provision.checks import Answers, Check, Judgement, Judgements, Plan, call, not_here, ok, unknown
-from provision.checks.kit.compare import majority
+from provision.checks.kit.declare import majority
 from provision.model import Verdict
 
 T = TypeVar("T", bound=Hashable)
@@ -213,7 +213,7 @@ def sections(out: str, mark: str, *, words: int | None = None) -> Iterator[tuple
             yield tuple(given), text
 
 
-def listed(items: Iterable[Port]) -> str:
+def list_ports(items: Iterable[Port]) -> str:
     """Names of ports in one line."""
     return ", ".join(port.name for port in items)
 
@@ -248,13 +248,13 @@ counters() {{
   for port in /sys/class/infiniband/*/ports/*; do
     for file in {" ".join(NAMES)}; do set -- "$@" "$port/counters/$file"; done
   done
-  said=$(head -n 1 "$@" 2>/dev/null)
-  case $said in
-    */counters/*) printf '%s\\n' "$said" ;;
-    *) asked ;;
+  output=$(head -n 1 "$@" 2>/dev/null)
+  case $output in
+    */counters/*) printf '%s\\n' "$output" ;;
+    *) ask_hardware ;;
   esac
 }}
-asked() {{
+ask_hardware() {{
   :
 {ASK.format(mark="perfquery", command='perfquery -C "${device##*/}" -P "${port##*/}" -t 500')}
 }}
@@ -268,7 +268,7 @@ if printf '%s\\n' "$first" | grep -Eq '^([1-9]|({"|".join(NAMES.values())}):\\.*
 fi
 """
 _COUNTER_FILE = re.compile(r"^==> /sys/class/infiniband/([^/]+)/ports/(\d+)/counters/(\S+) <==\n(\d+)$", re.MULTILINE)
-_SAID = re.compile(r"^(\w+):\.*(\d+)$", re.MULTILINE)
+_COUNTER_LINE = re.compile(r"^(\w+):\.*(\d+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -314,11 +314,11 @@ def judged_counts(answers: Answers, names: Sequence[str], allowed: float, fix: s
 
 
 def _fault(port: Port, count: Count, allowed: float, cable: str, fix: str) -> Fault | None:
-    said = f"{port.name}: {count.counter} {count.value}"
+    observed = f"{port.name}: {count.counter} {count.value}"
     if count.grown > 0:
-        return Fault("FAIL", f"{said}, {count.grown} more within a second", "no growth", fix.format(cable=cable))
+        return Fault("FAIL", f"{observed}, {count.grown} more within a second", "no growth", fix.format(cable=cable))
     if count.value > allowed:
-        return Fault("WARN", said, f"at most {allowed:g} since the port was reset", fix.format(cable=cable))
+        return Fault("WARN", observed, f"at most {allowed:g} since the port was reset", fix.format(cable=cable))
     return None
 
 
@@ -326,20 +326,20 @@ def _read(text: str) -> dict[tuple[str, int], dict[str, int]]:
     found: dict[tuple[str, int], dict[str, int]] = {}
     for device, port, name, value in _COUNTER_FILE.findall(text):
         found.setdefault((device, int(port)), {})[name] = int(value)
-    for (device, number), said in sections(text, "perfquery", words=2):
-        values = dict(_SAID.findall(said))
-        told_of = {name: int(values[theirs]) for name, theirs in NAMES.items() if theirs in values}
-        if told_of and number.isdecimal():
-            found[device, int(number)] = told_of
+    for (device, number), body in sections(text, "perfquery", words=2):
+        values = dict(_COUNTER_LINE.findall(body))
+        values_by_name = {name: int(values[theirs]) for name, theirs in NAMES.items() if theirs in values}
+        if values_by_name and number.isdecimal():
+            found[device, int(number)] = values_by_name
     return found
 
 
 def _peers(out: str) -> dict[tuple[str, int], str]:
     """What is at the other end of a cable, such as ``SW1 port 7``."""
     found = {}
-    for (device, number), said in sections(out, "peer", words=2):
-        name = re.search(r"^Node Description:\.*(.+)$", said, re.MULTILINE)
-        port = re.search(r"^LocalPort:\.*(\d+)$", said, re.MULTILINE)
+    for (device, number), body in sections(out, "peer", words=2):
+        name = re.search(r"^Node Description:\.*(.+)$", body, re.MULTILINE)
+        port = re.search(r"^LocalPort:\.*(\d+)$", body, re.MULTILINE)
         if name and port and number.isdecimal():
             found[device, int(number)] = f"{name[1].strip()} port {port[1]}"
     return found
@@ -371,13 +371,13 @@ def each_port(
     """
 
     def declare(faults: Callable[..., Iterable[Fault]]) -> Check:
-        def judge(seen: Plan, answers: Answers) -> Judgements:
+        def judge(plan: Plan, answers: Answers) -> Judgements:
             every, others = fabric(answers)
             yield from others
             cluster = {name: [port for port in ports if select(port)] for name, ports in every.items()}
             shared = call(context, cluster=cluster, answers=answers) if context else None
             for name, ports in cluster.items():
-                values = {"name": name, "ports": ports, "answer": answers[name], "limits": seen.limits}
+                values = {"name": name, "ports": ports, "answer": answers[name], "limits": plan.limits}
                 found = (each for port in ports for each in call(faults, port=port, context=shared, **values))
                 yield name, worst(found, call(fine, context=shared, **values))
 
@@ -393,10 +393,10 @@ def fabric_nodes(check: str, title: str, *, probe: str = PORTS, **options: Any) 
     """
 
     def declare(function: Callable[..., Judgements]) -> Check:
-        def judge(seen: Plan, answers: Answers) -> Judgements:
+        def judge(plan: Plan, answers: Answers) -> Judgements:
             cluster, others = fabric(answers)
             yield from others
-            yield from call(function, cluster=cluster, answers=answers, limits=seen.limits)
+            yield from call(function, cluster=cluster, answers=answers, limits=plan.limits)
 
         return Check(check, title, judge=judge, probe=probe, about=_about(function), **options)
 
@@ -417,11 +417,41 @@ def error_counters(check: str, title: str, *, counters: Sequence[str], limit: tu
         about: the sources.
     """
 
-    def judge(seen: Plan, answers: Answers) -> Judgements:
-        yield from judged_counts(answers, counters, seen.limits[limit[0]], fix)
+    def judge(plan: Plan, answers: Answers) -> Judgements:
+        yield from judged_counts(answers, counters, plan.limits[limit[0]], fix)
 
     return Check(check, title, why, judge, COUNTERS, root=True, timeout=30, limits=dict((limit,)), about=about)
 
 
 def _about(function: Callable[..., Any]) -> str:
     return (function.__doc__ or "").partition("\n")[2]
+
+
+# What decides about GPUDirect RDMA: the ports, the peer memory modules, the driver and the kernel.
+GPUDIRECT = (
+    PORTS
+    + """\
+for module in nvidia_peermem nv_peer_mem; do [ ! -d "/sys/module/$module" ] || echo "@module $module"; done
+for file in /sys/kernel/mm/memory_peers/*; do [ ! -d "$file" ] || echo "@peer ${file##*/}"; done
+echo "@driver $(head -n 1 /proc/driver/nvidia/version 2>/dev/null)"
+echo "@kernel $(uname -r)"
+"""
+)
+
+
+def driver(out: str) -> str:
+    """The first line of /proc/driver/nvidia/version, "" without a driver."""
+    return next((" ".join(words) for words, _ in sections(out, "driver")), "")
+
+
+def peer_modules(out: str) -> tuple[str, ...]:
+    """The peer memory modules that are loaded."""
+    return tuple(module for (module,), _ in sections(out, "module", words=1))
+
+
+def dma_buf(out: str) -> bool:
+    """Whether driver and kernel lend the GPU's memory as dma-buf."""
+    release = next((words[0] for words, _ in sections(out, "kernel") if words), "")
+    found = re.match(r"(\d+)\.(\d+)", release)
+    kernel = (int(found[1]), int(found[2])) if found else (0, 0)
+    return "Open Kernel Module" in driver(out) and kernel >= (5, 12)

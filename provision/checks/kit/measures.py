@@ -36,7 +36,7 @@ def offset(answer: Answer) -> Offset | None:
     return Offset(float(match[1]), float(match[2])) if match else None
 
 
-def shown(offset: Offset, *, sign: bool = True) -> str:
+def show_offset(offset: Offset, *, sign: bool = True) -> str:
     """``+12 ms ± 0.4 ms``, ``-5.0 s ± 1 ms``."""
     seconds = offset.seconds if abs(offset.seconds) >= 5e-5 else 0.0  # no -0.0
     return f"{'+' if sign and seconds >= 0 else ''}{span(seconds)} ± {span(offset.error)}"
@@ -110,7 +110,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
-class Tried:
+class Attempt:
     """A connection that a node tried.
 
     Attributes:
@@ -147,9 +147,9 @@ class Heard:
     master: str = ""
     owner: str = ""
     problem: str = ""
-    tried: tuple[Tried, ...] = ()
+    tried: tuple[Attempt, ...] = ()
 
-    def to(self, peer: str, kind: str) -> Tried | None:
+    def to(self, peer: str, kind: str) -> Attempt | None:
         """What became of a connection."""
         return next((one for one in self.tried if (one.peer, one.kind) == (peer, kind)), None)
 
@@ -157,7 +157,7 @@ class Heard:
 def heard(answer: Answer) -> Heard:
     """The lines of one node."""
     named: dict[str, str] = {}
-    tried: list[Tried] = []
+    tried: list[Attempt] = []
     for line in answer.lines:
         key, _, rest = line.partition(" ")
         words = rest.split()
@@ -165,7 +165,7 @@ def heard(answer: Answer) -> Heard:
             peer, kind, port, state, *more = words
             seen, source = (*more, "", "")[:2] if state == "open" else ("", "")
             text = " ".join(more) if state != "open" else ""
-            tried.append(Tried(peer, kind, int(port), state, seen, source, named.get("self", ""), text))
+            tried.append(Attempt(peer, kind, int(port), state, seen, source, named.get("self", ""), text))
         elif key == "listen" and words[:1] == ["master"]:
             named["master"] = " ".join(words[2:])
         else:
@@ -174,7 +174,7 @@ def heard(answer: Answer) -> Heard:
     return Heard(named.get("self", ""), named.get("master", ""), named.get("owner", ""), problem, tuple(tried))
 
 
-def detail(one: Tried, target: Node, port: int) -> tuple[str, str]:
+def detail(one: Attempt, target: Node, port: int) -> tuple[str, str]:
     """What happened to a connection, and what to do."""
     what = _WORDS.get(one.state, one.state) + (f": {one.text}" if one.text else "")
     observed = f"port {port} of {target.name} ({target.train_address}): {what}"

@@ -28,7 +28,7 @@ def nearest(path: object) -> str:
     return f'at={quote(path)}\nwhile [ ! -d "$at" ]; do at=${{at%/*}}; at=${{at:-/}}; done\n'
 
 
-def folders(seen: Plan) -> str:
+def folders(plan: Plan) -> str:
     """Sh that prints the mount table, what mounts at boot, and where the folders lie that a run uses.
 
     A share that is mounted on first use is looked into before, for 5 s at most. After the table come lines of
@@ -38,7 +38,7 @@ def folders(seen: Plan) -> str:
       releases' (or the nearest above it that exists), the home, and the home again if it takes files;
     - ``errors DEVICE COUNT``: what ext4 has counted.
     """
-    targets = " | ".join(quote(share.path) for share in shares(seen))
+    targets = " | ".join(quote(share.path) for share in shares(plan))
     look = f"""\
 while read -r source target type rest; do
     case $type,$target in
@@ -47,7 +47,7 @@ while read -r source target type rest; do
 done </proc/self/mounts
 wait
 """
-    return SHOW + (look if targets else "") + "cat /proc/self/mounts\n" + nearest(seen.inventory.root) + _FOLDERS
+    return SHOW + (look if targets else "") + "cat /proc/self/mounts\n" + nearest(plan.inventory.root) + _FOLDERS
 
 
 _FOLDERS = """\
@@ -139,16 +139,16 @@ class Share:
     sources: tuple[str, ...]
 
 
-def shares(seen: Plan) -> tuple[Share, ...]:
+def shares(plan: Plan) -> tuple[Share, ...]:
     """The inventory's shares. Options that the service would refuse are its own business: then there are none."""
-    given = seen.inventory.services.get("nfs")
+    given = plan.inventory.services.get("nfs")
     if given is None:
         return ()
     try:
         options = nfs.Options.model_validate(dict(given))
     except ValidationError:
         return ()
-    nodes = {node.name: node for node in seen.inventory.nodes}
+    nodes = {node.name: node for node in plan.inventory.nodes}
     server = nodes.get(options.server or next(iter(nodes), ""))
     if server is None:
         return ()

@@ -240,7 +240,7 @@ class Network:
 def network(lines: Sequence[str]) -> Network | None:
     """The network from the lines of ``self``, ``peer`` and ``LIST``; None when they are not whole."""
     links = {link.name: link for line in lines if line.startswith("link ") and (link := _link(line.split()[1:]))}
-    own, peer = (_named(lines, word) for word in ("self", "peer"))
+    own, peer = (_read_address(lines, word) for word in ("self", "peer"))
     if not links or not any(line.startswith("self ") for line in lines):
         return None
     routes = routes_of(lines)
@@ -250,7 +250,7 @@ def network(lines: Sequence[str]) -> Network | None:
     return Network(own, peer, links, tuple(known), tuple(connected), way_to(lines, peer, known, routes))
 
 
-def _named(lines: Sequence[str], word: str) -> Address | None:
+def _read_address(lines: Sequence[str], word: str) -> Address | None:
     return next((as_address(line.removeprefix(word).strip()) for line in lines if line.startswith(f"{word} ")), None)
 
 
@@ -275,13 +275,13 @@ def _link(words: list[str]) -> Link | None:
 NO_CARRIER = "not known which interface carries its data address (see net.route)"
 
 
-def facts(seen: Plan, node: Node) -> str:
+def facts(plan: Plan, node: Node) -> str:
     """The probe whose output ``read`` understands: interfaces, addresses, the way to rank 0 (its own: to the next).
 
     Besides, for single checks: ``count NAME`` and six counters, ``rpf NAME FILTER``, ``mac ADDRESS``, and ``boot``,
     ``machine`` and ``host`` with what names the machine. All of them are one probe, which runs once.
     """
-    other = next((each.train_address for each in seen.nodes if each.name != node.name), "")
+    other = next((each.train_address for each in plan.nodes if each.name != node.name), "")
     return (
         f"cc_self={quote(node.train_address)}\ncc_peer={quote(other) if other else ''}\n{RESOLVE}"
         'cc_self=$(cc_resolve "$cc_self")\n[ -z "$cc_peer" ] || cc_peer=$(cc_resolve "$cc_peer")\n'
@@ -334,10 +334,10 @@ def carrier_nodes(check: str, title: str, **options: Any) -> Callable[[Callable[
     """
 
     def declare(function: Callable[..., Judgements]) -> Check:
-        def judge(seen: Plan, answers: Answers) -> Judgements:
+        def judge(plan: Plan, answers: Answers) -> Judgements:
             found, lost = carriers(answers)
             yield from lost
-            yield from call(function, found=found, answers=answers, limits=seen.limits)
+            yield from call(function, found=found, answers=answers, limits=plan.limits)
 
         about = (function.__doc__ or "").partition("\n")[2]
         return Check(check, title, judge=judge, probe=facts, about=about, **options)

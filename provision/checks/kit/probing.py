@@ -18,6 +18,7 @@ from provision.checks import HARDWARE, Answer, Plan, State, load
 from provision.errors import ClusterctlError
 from provision.model import Node
 from provision.render import render
+from provision.script import printable
 
 LONGEST = 65536  # characters of an answer that are kept
 _ERR_LONGEST = 1000
@@ -121,7 +122,7 @@ def parse(script: Script, out: str) -> dict[str, Answer]:
     _, *pieces = frame.split("\n" + out)
     for kind, index, word, text in zip(*(iter(pieces),) * 4, strict=True):
         if kind in ("out", "err"):
-            texts[kind, int(index)] = _printable(text[1:])
+            texts[kind, int(index)] = printable(text[1:])
         elif kind == "state":
             states[int(index)] = word
         elif kind == "root":
@@ -137,8 +138,3 @@ def _answer(number: int, texts: Mapping[tuple[str, int], str], states: Mapping[i
     if state.isdecimal():
         return Answer(out, int(state), root=root, err=err)
     return Answer(out, 1, cast("State", state), root, err)
-
-
-def _printable(text: str) -> str:
-    """``text`` without the surrogates that stand for bytes which are not UTF-8."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

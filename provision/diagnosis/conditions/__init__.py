@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from provision.diagnosis.conditions import gpus, loss, speed
-from provision.diagnosis.conditions._rule import Condition, Limit, Rule
+from provision.diagnosis.conditions import loss, speed
+from provision.diagnosis.conditions.rules import Condition, Limit, Rule
 
 if TYPE_CHECKING:
     from provision.diagnosis.evidence import Evidence
 
 __all__ = ["RULES", "Condition", "Limit", "Rule", "conditions"]
 
-RULES: tuple[Rule, ...] = (*loss.RULES, *gpus.RULES, *speed.RULES)
+RULES: tuple[Rule, ...] = (*loss.RULES, *speed.GPU_RULES, *speed.RULES)
 
 
 def conditions(evidence: Evidence) -> tuple[Condition, ...]:

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import TYPE_CHECKING
 
-from provision.diagnosis.conditions._rule import Limit, Rule, series, steps
-from provision.diagnosis.statistics import noise, rolling, slope
+from provision.diagnosis.conditions.rules import Limit, Rule, noise, rolling, series, slope, steps
 
 if TYPE_CHECKING:
     from provision.diagnosis.evidence import Evidence

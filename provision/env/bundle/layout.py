@@ -154,9 +154,9 @@ def _find_files(path: Path) -> BundleFiles:
 
 def parts_missing(whole: Path, names: list[str]) -> BundleError:
     """The error for missing parts."""
-    shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    names_text = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
     return BundleError(
-        f"{whole}: missing {shown}",
+        f"{whole}: missing {names_text}",
         hint=f"copy all parts of the bundle to {whole.parent}",
     )
 

@@ -107,7 +107,7 @@ def _manifest(raw: Any) -> Manifest:
         gpu_architectures=None if architectures is None else _texts(architectures, "gpu_architectures"),
         packages=_each(raw, "packages", _package),
         chunks=_each(raw, "chunks", _chunk),
-        prefix_files=_named("prefix_files", _prefix_files, raw["prefix_files"]),
+        prefix_files=_read_key("prefix_files", _prefix_files, raw["prefix_files"]),
         files=_each(raw, "files", _entry),
         relocations=_relocations(_as(raw["relocations"], list, "relocations")),
         notices=_texts(raw["notices"], "notices"),
@@ -127,7 +127,7 @@ def _each(raw: Mapping[str, Any], key: str, read: Callable[[Any], _T]) -> tuple[
     return tuple(found)
 
 
-def _named(key: str, read: Callable[[Any], _T], raw: Any) -> _T:
+def _read_key(key: str, read: Callable[[Any], _T], raw: Any) -> _T:
     """Read one object. An error names it."""
     try:
         return read(raw)

@@ -201,7 +201,7 @@ def open_bundle(path: Path) -> Bundle:
         )
     end = offset + size + tar.padding(size) + len(tar.END)
     try:
-        found = _measured(found, index["split"] if found.is_split else end, end)
+        found = _measure_files(found, index["split"] if found.is_split else end, end)
     except BundleError as error:
         raise found.unlisted(found.files[0]) or error from error  # the expected size is from its index
     around = found.take(offset - tar.BLOCK, end - offset + tar.BLOCK)
@@ -220,7 +220,7 @@ def open_bundle(path: Path) -> Bundle:
     return Bundle(found, manifest)
 
 
-def _measured(found: BundleFiles, length: int, end: int) -> BundleFiles:
+def _measure_files(found: BundleFiles, length: int, end: int) -> BundleFiles:
     """Check the files of a bundle of ``end`` bytes, in parts of ``length`` bytes. Further files do not belong to it.
 
     Raises:

@@ -26,19 +26,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import zstandard
 
 import provision
+from provision.env import relocation
 from provision.env.bundle import tar
 from provision.env.bundle.manifest import FOLDERS, Entry, Manifest
 from provision.env.bundle.reader import Bundle, Stream
 from provision.env.packing import temporary
-from provision.env.relocation import rewrite
-from provision.env.relocation.relocate import stale_bytecode, update_size
-from provision.env.relocation.rewrite import Search, plain
+from provision.env.relocation import Search, plain, stale_bytecode, update_size
 from provision.errors import UsageError
 from provision.model import Emit, Notice
 from provision.stages import stage
@@ -128,7 +128,7 @@ def export(bundle: Bundle, out: Path, *, emit: Emit) -> Exported:
 class _Archive:
     """The tar stream of an archive, in parts: the number of an unchanged chunk, or bytes."""
 
-    def __init__(self, bundle: Bundle, prepared: Prepared) -> None:
+    def __init__(self, bundle: Bundle, prepared: Preparation) -> None:
         self.prepared = prepared
         self._bundle = bundle
         self._manifest = bundle.manifest
@@ -139,14 +139,17 @@ class _Archive:
     @property
     def members(self) -> int:
         """The number of files, links and folders in the archive."""
-        kept = [entry for entry in self._manifest.files if entry.chunks and entry.path not in self._dropped]
-        return len(kept) + len(self._added())
+        return len(self._entries)
 
     @property
     def size(self) -> int:
         """The bytes of the tar stream."""
-        kept = (entry for entry in self._manifest.files if entry.chunks and entry.path not in self._dropped)
-        return sum(map(tar.span, kept)) + sum(tar.span(entry) for entry, _ in self._added()) + len(tar.END)
+        return sum(map(tar.span, self._entries)) + len(tar.END)
+
+    @cached_property
+    def _entries(self) -> list[Entry]:
+        unchanged = (entry for entry in self._manifest.files if entry.chunks and entry.path not in self._dropped)
+        return [*unchanged, *(entry for entry, _ in self._added())]
 
     def plain(self, advance: Callable[[int], None]) -> Iterator[bytes]:
         """The tar stream; ``advance`` receives the size of every block."""
@@ -211,14 +214,14 @@ def _report_blocks(blocks: Iterable[bytes], advance: Callable[[int], None]) -> I
         advance(len(block))
 
 
-def _scripts(manifest: Manifest, prepared: Prepared) -> dict[str, bytes]:
+def _scripts(manifest: Manifest, prepared: Preparation) -> dict[str, bytes]:
     """The scripts that conda-pack adds to an environment, by path."""
     folder = importlib.resources.files("conda_pack") / "scripts" / "posix"
     scripts = {f"bin/{name}": (folder / name).read_bytes() for name in _SCRIPTS}
     return scripts | {"bin/conda-unpack": conda_unpack(manifest, prepared)}
 
 
-def conda_unpack(manifest: Manifest, prepared: Prepared) -> bytes:
+def conda_unpack(manifest: Manifest, prepared: Preparation) -> bytes:
     """The program ``bin/conda-unpack``: ``conda_unpack.py`` with its tables."""
     source = (importlib.resources.files(__package__) / "conda_unpack.py").read_text(encoding="utf-8")
     program = _HEAD + source.split('"""', 2)[2].lstrip("\n")
@@ -328,7 +331,7 @@ _LONG = "/" + "x" * 4096  # a prefix that fits into no binary
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Preparation:
     """How the archive differs from the bundle.
 
     Attributes:
@@ -351,7 +354,7 @@ class Prepared:
 
 
 @dataclass
-class _Collected:
+class _Changes:
     """Prepared files and the tables of conda-unpack."""
 
     files: dict[str, tuple[Entry, bytes]] = field(default_factory=dict)
@@ -361,7 +364,7 @@ class _Collected:
     notices: list[str] = field(default_factory=list)
 
 
-def prepare(manifest: Manifest, prefix_files: Mapping[str, bytes]) -> Prepared:
+def prepare(manifest: Manifest, prefix_files: Mapping[str, bytes]) -> Preparation:
     """Prepare the files that depend on the prefix, from their packed bytes.
 
     Args:
@@ -370,7 +373,7 @@ def prepare(manifest: Manifest, prefix_files: Mapping[str, bytes]) -> Prepared:
     """
     search = Search(manifest.relocations)
     programs = frozenset(os.fsencode(entry.path[4:]) for entry in manifest.files if entry.path.startswith("bin/"))
-    found = _Collected()
+    found = _Changes()
     for entry in manifest.marked:
         if entry.type == "link":
             found.files[entry.path] = replace(entry, target=_relative(entry, search)), b""
@@ -391,7 +394,7 @@ def prepare(manifest: Manifest, prefix_files: Mapping[str, bytes]) -> Prepared:
     names = {path for path, _, _ in found.records} | {path for path, _ in found.scripts}
     copies = _copies(manifest, found, names)
     lists = _update_lists(manifest, found, names | copies)
-    return Prepared(
+    return Preparation(
         files=tuple(found.files[path] for path in sorted(found.files)),
         dropped=_stale(manifest, names | copies) | copies,
         records=tuple(sorted(found.records, key=lambda record: (record[2], record[0], -len(record[1])))),
@@ -416,14 +419,14 @@ def _relative(entry: Entry, search: Search) -> str:
     return posixpath.relpath(target, here)
 
 
-def _script(path: str, data: bytes, search: Search, programs: frozenset[bytes], found: _Collected) -> bytes | None:
+def _script(path: str, data: bytes, search: Search, programs: frozenset[bytes], found: _Changes) -> bytes | None:
     """A script whose first line contains the prefix or one of its programs; None for other scripts."""
     new = _at(PLACEHOLDER, search)
-    wanted = rewrite.env_program(data)
+    wanted = relocation.env_program(data)
     if wanted and wanted[0] in programs:
         found.scripts.append((path, os.fsdecode(wanted[0])))
         return data[: len(data) - len(wanted[2])] + search.replace(wanted[2], new)
-    script = rewrite.split_script(data, search)
+    script = relocation.split_script(data, search)
     if script is None:
         return None
     program, options, body = (search.replace(part, new) for part in script)
@@ -434,21 +437,21 @@ def _script(path: str, data: bytes, search: Search, programs: frozenset[bytes], 
     return b"#!" + program + (b" " + options if options else b"") + b"\n" + body
 
 
-def _binary(entry: Entry, data: bytes, search: Search, found: _Collected) -> bytes:
+def _binary(entry: Entry, data: bytes, search: Search, found: _Changes) -> bytes:
     """A binary with conda's room gets a placeholder that fills it; other binaries keep the source prefix for now."""
     room = max(mark.room for mark in entry.marks)
     if room >= _SHORTEST and all(not mark.target for mark in entry.marks):
         placeholder = PLACEHOLDER[:room]
         try:
-            content, left = rewrite.rewrite_binary(data, search, _at(placeholder, search), room=room)
-        except rewrite.CannotRewrite:
+            content, left = relocation.rewrite_binary(data, search, _at(placeholder, search), room=room)
+        except relocation.CannotRewrite:
             left = "it lacks the room"
         if not left:
             found.records.append((entry.path, placeholder, "binary"))
             return content
     try:  # paths that the loader searches can be relative to the file's folder, and then need no rewriting
-        data, left = rewrite.rewrite_binary(data, search, _at(_LONG, search), path=entry.path)
-    except rewrite.CannotRewrite:
+        data, left = relocation.rewrite_binary(data, search, _at(_LONG, search), path=entry.path)
+    except relocation.CannotRewrite:
         left = ""
     if "archive" in left:
         found.notices.append(f"{entry.path}: {left}")
@@ -465,7 +468,7 @@ def _binary(entry: Entry, data: bytes, search: Search, found: _Collected) -> byt
     return data
 
 
-def _update_lists(manifest: Manifest, found: _Collected, names: set[str]) -> tuple[str, ...]:
+def _update_lists(manifest: Manifest, found: _Changes, names: set[str]) -> tuple[str, ...]:
     """Update the lists of hashes for the archive. Returns those that conda-unpack must update again, RECORD first."""
     packed = {entry.path: entry.sha256 for entry in manifest.marked}
     prepared = (entry for entry, _ in found.files.values() if entry.type == "file")
@@ -474,16 +477,16 @@ def _update_lists(manifest: Manifest, found: _Collected, names: set[str]) -> tup
     lists = []
     for path in sorted(manifest.records, key=lambda path: (path.startswith("conda-meta/"), path)):
         entry, data = found.files[path]
-        if path not in names and rewrite.update_hashes(path, data, later, PLACEHOLDER) == data:
+        if path not in names and relocation.update_hashes(path, data, later, PLACEHOLDER) == data:
             continue
         lists.append(path)
-        found.files[path] = update_size(entry, rewrite.update_hashes(path, data, changed, PLACEHOLDER))
+        found.files[path] = update_size(entry, relocation.update_hashes(path, data, changed, PLACEHOLDER))
         changed[path] = found.files[path][0]
         later[path] = replace(changed[path], sha256="0" * 64)
     return tuple(lists)
 
 
-def _copies(manifest: Manifest, found: _Collected, names: set[str]) -> set[str]:
+def _copies(manifest: Manifest, found: _Changes, names: set[str]) -> set[str]:
     """Hard links to files that conda-unpack replaces become separate files, which it replaces too."""
     copies = {entry.path: entry.target for entry in manifest.files if entry.type == "hard" and entry.target in names}
     for path, target in copies.items():

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from provision.env import relocation
 from provision.env.bundle.manifest import PACKAGE_FILE, Entry, Manifest
 from provision.env.bundle.parse import REWRITTEN
 from provision.env.interchange import conda_unpack
-from provision.env.interchange.unpack import Kind, Unpacked, format_of, unpack
+from provision.env.interchange.unpack import Kind, UnpackedArchive, format_of, unpack
 from provision.env.packing import temporary
 from provision.env.packing.pack import PackOptions, pack
-from provision.env.relocation import rewrite
-from provision.env.source.packages import is_record
+from provision.env.source.environment import is_record
 from provision.errors import BundleError
 from provision.model import Emit, Notice
 from provision.stages import stage
@@ -157,7 +157,7 @@ def name_of(archive: Path) -> str:
     return name
 
 
-def find_environment(unpacked: Unpacked) -> Environment:
+def find_environment(unpacked: UnpackedArchive) -> Environment:
     """The environment in an archive, at its top or in a single folder.
 
     Raises:
@@ -228,7 +228,7 @@ def restore(environment: Environment, unpacker: Unpacker | None, source: str) ->
     changed |= _put_interpreters(environment, unpacker, os.fsencode(source))
     for path in sorted(filter(is_record, environment.kinds), key=lambda path: path.startswith("conda-meta/")):
         data = environment.read(path)
-        updated = rewrite.update_hashes(path, data, changed, source)
+        updated = relocation.update_hashes(path, data, changed, source)
         if updated != data:
             changed[path] = _replace(environment, path, updated)
     return notices
@@ -264,7 +264,7 @@ def _put_interpreters(environment: Environment, unpacker: Unpacker, source: byte
     names = {os.fsencode(path[4:]) for path in environment.kinds if path.startswith("bin/")}
     changed = {}
     for path in (*environment.files_below("bin"), *unpacker.scripts):
-        wanted = rewrite.env_program(environment.read(path))
+        wanted = relocation.env_program(environment.read(path))
         if wanted and wanted[0] in names:
             name, options, rest = wanted
             line = b"#!" + source + b"/bin/" + name + (b" " + options if options else b"")

@@ -59,7 +59,7 @@ def format_of(path: Path) -> Format | None:
 
 
 @dataclass
-class Unpacked:
+class UnpackedArchive:
     """An unpacked archive.
 
     Attributes:
@@ -78,7 +78,7 @@ class Unpacked:
             (self.folder / path).chmod(mode)
 
 
-def unpack(archive: Path, folder: Path, progress: Callable[[int], None]) -> Unpacked:
+def unpack(archive: Path, folder: Path, progress: Callable[[int], None]) -> UnpackedArchive:
     """Unpack ``archive`` into the empty folder ``folder``.
 
     Args:
@@ -90,9 +90,9 @@ def unpack(archive: Path, folder: Path, progress: Callable[[int], None]) -> Unpa
         BundleError: it is not a tar, damaged, over a limit, or a member would leave the folder.
         UsageError: it cannot be read, or does not fit on the disk.
     """
-    unpacking = _Unpacking(archive, Unpacked(folder))
+    unpacking = _Unpacking(archive, UnpackedArchive(folder))
     reported = 0
-    with _opened(archive) as (raw, stream):
+    with _open_archive(archive) as (raw, stream):
         try:
             tar = TarReader(stream.read)
             for member in tar:
@@ -122,7 +122,7 @@ def unpack(archive: Path, folder: Path, progress: Callable[[int], None]) -> Unpa
 class _Unpacking:
     """Creates members one after the other."""
 
-    def __init__(self, archive: Path, unpacked: Unpacked) -> None:
+    def __init__(self, archive: Path, unpacked: UnpackedArchive) -> None:
         self._archive = archive
         self.unpacked = unpacked
         self._kinds = unpacked.kinds
@@ -244,7 +244,7 @@ def _time(member: Member) -> int:
 
 
 @contextmanager
-def _opened(archive: Path) -> Iterator[tuple[IO[bytes], _Reader]]:
+def _open_archive(archive: Path) -> Iterator[tuple[IO[bytes], _Reader]]:
     """The file, and a reader of its uncompressed bytes."""
     with archive.open("rb") as raw:
         yield raw, _plain(raw, format_of(archive))

@@ -18,10 +18,10 @@ import zstandard
 from provision.env.bundle import tar
 from provision.env.bundle.manifest import FOLDERS, Mark, content_digest, has_source_time, key_of_records, key_record
 from provision.env.packing.detect import PrefixDetector, Traits, find_traits
-from provision.env.relocation.rewrite import Search
-from provision.env.source import elf, facts, files
+from provision.env.relocation import Search
+from provision.env.source import elf, files
+from provision.env.source.environment import has_architectures, source_of
 from provision.env.source.files import Source
-from provision.env.source.packages import source_of
 
 LIMIT = 16 << 20  # bytes of a tar chunk, and of a range of a large file: a worker holds as much in memory
 
@@ -113,10 +113,11 @@ def plan_chunks(
     return Plan(tuple(_largest_first(large)), tuple(groups))
 
 
-def large_files(sources: Iterable[Source], limit: int) -> list[Source]:
-    """The files that become raw chunks, in their order."""
+def large_ranges(sources: Iterable[Source], limit: int) -> Iterator[Range]:
+    """The ranges of all files that become raw chunks, in the order of the bundle."""
     files = (one for one in sources if one.type == "file" and one.size + tar.BLOCK > limit)
-    return _largest_first([one for one in files if _span(one) > limit])
+    for one in _largest_first(one for one in files if _span(one) > limit):
+        yield from split_ranges(one, limit)
 
 
 def split_ranges(source: Source, limit: int) -> list[Range]:
@@ -320,7 +321,7 @@ class _Stream:
         digest = hashlib.sha256(content).hexdigest()
         self.digests[number] = digest
         if not self._verbatim:
-            if buffer.startswith(elf.MAGIC, begin, end) or facts.has_architectures(path):
+            if buffer.startswith(elf.MAGIC, begin, end) or has_architectures(path):
                 self.traits = self.traits.merged(find_traits(path, content))
             if self._detector.may_have_marks(path, buffer, begin, end):
                 data = bytes(content)

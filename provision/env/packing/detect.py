@@ -11,12 +11,12 @@ from functools import cached_property, partial
 from itertools import takewhile
 from typing import NamedTuple
 
+from provision.env import relocation
 from provision.env.bundle.manifest import Mark
-from provision.env.relocation import rewrite
-from provision.env.relocation.rewrite import Search
-from provision.env.source import elf, facts, files
+from provision.env.relocation import Search
+from provision.env.source import elf, files
+from provision.env.source.environment import find_architectures, has_architectures, is_record
 from provision.env.source.files import Source
-from provision.env.source.packages import is_record
 
 REWRITABLE = 256 << 20  # bytes; a larger file is not rewritten, since that needs all of it in memory
 
@@ -73,13 +73,13 @@ class PrefixDetector:
             binary: whether it contains a NUL byte.
         """
         record = (Mark("record"),) if is_record(path) else ()
-        wanted = rewrite.env_program(head) if path.startswith("bin/") else None
+        wanted = relocation.env_program(head) if path.startswith("bin/") else None
         script = {Mark("shebang")} if wanted and wanted[0] in self.programs else set()
         at = tuple(at)
         if at and binary:
             room = self.rooms.get(path, 0)
             return (*sorted({Mark("binary", target, room) for _, target in at}), *record)
-        end = rewrite.head_end(head) if at else 0
+        end = relocation.head_end(head) if at else 0
         kinds = {Mark("shebang" if start < end else "text", target) for start, target in at}
         return (*sorted(kinds | script), *record)
 
@@ -185,8 +185,8 @@ class LargeFile:
     def _examine(self, window: memoryview, base: int, *, is_last: bool) -> None:
         """Search a window of the file at offset ``base``. It begins with the end of the previous window."""
         self._binary = self._binary or self._buffer.find(0, 0, len(window)) >= 0
-        if facts.has_architectures(self._source.path):
-            self._architectures |= facts.architectures(window)
+        if has_architectures(self._source.path):
+            self._architectures |= find_architectures(window)
         if any(self._buffer.find(text, 0, len(window)) >= 0 for text in self._texts):
             self._search(bytes(window), base, is_last=is_last)
 
@@ -199,21 +199,21 @@ class LargeFile:
             start = base + match.start()
             self._at.add((min(start, _HEAD), spelling.target))
             loaded = not self.is_rewritable and any(start in part for part in self._loaded)
-            if loaded and not rewrite.names_source(window, match.end()):
+            if loaded and not relocation.names_source(window, match.end()):
                 self._harmful.add(spelling.target)
 
     @cached_property
     def _loaded(self) -> tuple[range, ...]:
         """The bytes that a process loads; empty if the file is not ELF."""
         with mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ) as data:
-            return elf.loaded(data) if data[:4] == elf.MAGIC else ()
+            return elf.loaded_ranges(data) if data[:4] == elf.MAGIC else ()
 
 
 def find_traits(path: str, data: memoryview) -> Traits:
     """One file's requirements of a machine."""
     return Traits(
         elf.glibc(partial(_slice, data)) if data[:4] == elf.MAGIC else None,
-        facts.architectures(data) if facts.has_architectures(path) else frozenset(),
+        find_architectures(data) if has_architectures(path) else frozenset(),
     )
 
 

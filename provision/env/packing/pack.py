@@ -1,4 +1,8 @@
-"""Pack an environment into a bundle: survey its files, compress them in chunks, write the chunks, seal the bundle."""
+"""Pack an environment into a bundle: survey its files, write them in chunks, seal the bundle.
+
+A ``Source`` is a file, link or folder to pack. Sources become a ``Chunk`` together, and one ``Entry`` of the manifest
+each. The ``Writer`` writes the chunks and the manifest.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,15 @@ from pathlib import Path
 
 import provision
 from provision.env.bundle import parse, tar
-from provision.env.bundle.manifest import Chunk, Entry, Manifest, Mark, PrefixFiles, key_of_range, pause_collector
+from provision.env.bundle.manifest import Chunk, Entry, Manifest, PrefixFiles, key_of_range, pause_collector
 from provision.env.packing import detect
-from provision.env.packing.chunks import LIMIT, Group, PackedChunk, Plan, Range, large_files, plan_chunks, split_ranges
+from provision.env.packing.chunks import LIMIT, Group, PackedChunk, Plan, Range, large_ranges, plan_chunks, split_ranges
 from provision.env.packing.detect import LargeFile, PrefixDetector, Traits
 from provision.env.packing.workers import Task, Workers
 from provision.env.packing.writer import Writer, create_bundle, is_inside
-from provision.env.relocation.rewrite import Search
-from provision.env.source import facts, files
+from provision.env.relocation import Search
+from provision.env.source import files
+from provision.env.source.environment import find_platform, missing_facts, python_version, stack_versions
 from provision.env.source.files import Source
 from provision.env.source.survey import Survey, scan_environment, survey
 from provision.errors import BundleError, UsageError
@@ -60,7 +65,7 @@ def pack(prefix: Path, out: Path, *, name: str, emit: Emit, options: PackOptions
     """Pack the environment at ``prefix`` into the bundle ``out``.
 
     Args:
-        prefix: the environment; see ``environments.find_env``.
+        prefix: the environment; see ``environment.find_env``.
         out: the bundle. It gets this name when it is complete.
         name: the environment's name.
         emit: receives the progress in bytes of files.
@@ -74,42 +79,34 @@ def pack(prefix: Path, out: Path, *, name: str, emit: Emit, options: PackOptions
         BundleError: the environment changed during packing.
     """
     _check_arguments(prefix, out, name, options.data)
-    limit = options.limit
     with (
         ExitStack() as finished,  # the stage ends after the bundle has its name
         pause_collector(),
         create_bundle(out, split=options.split) as writer,
-        Workers(limit, options.processes) as workers,
+        Workers(options.limit, options.processes) as workers,
     ):
-        environment = scan_environment(prefix, exclude=options.exclude, additions=options.additions)
-        workers.start(environment.size)
-        workers.prefetch(_ranges(environment.sources.values(), limit))  # these are compressed during the survey
-        found = survey(environment, source_prefix=options.source_prefix, data=options.data)
+        found = _survey(prefix, workers, options)
         for text in found.notices:
             emit(Notice(text, "warning"))
         shown = finished.enter_context(stage(emit, "pack", f"Packing {name}", found.size, "bytes"))
-        plan = plan_chunks(found.sources, found.owner, limit=limit, verbatim=found.data.packages)
-        packing = _Packing(found, writer, emit, shown, limit)
-        workers.start(found.size)
-        workers.use_detector(packing.detector)
-        for task, packed in workers.compress(packing.tasks(plan)):
-            packing.write_chunk(task, packed)
-        found.check_folders()
-        manifest = packing.describe(name, options.notices, writer.add_prefix_files(packing.prefix_stream()))
-        _check_readable(manifest)
-        writer.seal(manifest)
-    return manifest
+        packing = _Packing(found, writer, emit, shown, options.limit)
+        packing.write_chunks(workers)
+        return packing.seal(name, options.notices)
+
+
+def _survey(prefix: Path, workers: Workers, options: PackOptions) -> Survey:
+    """Survey the environment; the ranges of its large files are compressed meanwhile."""
+    environment = scan_environment(prefix, exclude=options.exclude, additions=options.additions)
+    workers.start(environment.size)
+    workers.prefetch(large_ranges(environment.sources.values(), options.limit))
+    return survey(environment, source_prefix=options.source_prefix, data=options.data)
 
 
 class _Packing:
-    """The written chunks, and what is known of their files.
-
-    Attributes:
-        detector: finds the prefix in files.
-    """
+    """Writes the chunks of a bundle, records their files, and seals it with the manifest."""
 
     def __init__(self, found: Survey, writer: Writer, emit: Emit, shown: Stage, limit: int) -> None:
-        self.detector = PrefixDetector(Search(found.relocations), found.owners.rooms, found.programs)
+        self._detector = PrefixDetector(Search(found.relocations), found.owners.rooms, found.programs)
         self._survey = found
         self._writer = writer
         self._emit = emit
@@ -125,13 +122,39 @@ class _Packing:
         self._notices: list[str] = []
         self._done = 0
 
-    def tasks(self, plan: Plan) -> Iterator[Task]:
+    def write_chunks(self, workers: Workers) -> None:
+        """Compress and write all chunks."""
+        found = self._survey
+        plan = plan_chunks(found.sources, found.owner, limit=self._limit, verbatim=found.data.packages)
+        workers.start(found.size)
+        workers.use_detector(self._detector)
+        for task, packed in workers.compress(self._tasks(plan)):
+            self._write_chunk(task, packed)
+
+    def seal(self, name: str, notices: tuple[str, ...]) -> Manifest:
+        """Write the files that contain the prefix, and the manifest.
+
+        Raises:
+            BundleError: the environment changed, or the bundle could not be opened again.
+        """
+        self._survey.check_folders()
+        manifest = self._describe(name, notices, self._writer.add_prefix_files(self._prefix_stream()))
+        try:
+            parse.check(manifest)
+        except ValueError as error:
+            raise BundleError(
+                f"the environment cannot be packed: {error}", hint="exclude the path: --exclude PATTERN"
+            ) from error
+        self._writer.seal(manifest)
+        return manifest
+
+    def _tasks(self, plan: Plan) -> Iterator[Task]:
         """What to compress, in the order of the bundle."""
         for source in plan.large:
             yield from self._large_tasks(source)
         yield from plan.groups
 
-    def write_chunk(self, task: Task, packed: PackedChunk) -> None:
+    def _write_chunk(self, task: Task, packed: PackedChunk) -> None:
         """Write a chunk, and record its files."""
         if isinstance(task, Range):
             self._ranges[task.source.path].append(len(self._chunks))
@@ -143,7 +166,7 @@ class _Packing:
             self._record_group(task, packed, chunks)
         self._advance(task.size)
 
-    def prefix_stream(self) -> Iterator[bytes]:
+    def _prefix_stream(self) -> Iterator[bytes]:
         """The tar stream of the files that contain the prefix."""
         for entry, source, content in sorted(self._marked, key=lambda one: one[0].path):
             if entry.type == "file":
@@ -151,21 +174,21 @@ class _Packing:
                 yield from [content] if content is not None else files.read_again(source, entry.sha256)
                 yield bytes(tar.padding(entry.size))
 
-    def describe(self, name: str, notices: tuple[str, ...], prefix_files: PrefixFiles) -> Manifest:
+    def _describe(self, name: str, notices: tuple[str, ...], prefix_files: PrefixFiles) -> Manifest:
         """The manifest of the written files."""
         found, packages = self._survey, self._survey.owners.packages
         large = [self._finish_large(entry) for entry in self._large]
         files = [*self._entries, *large, *(entry for entry, _, _ in self._marked)]
         files.sort(key=lambda entry: entry.path)
-        versions = facts.versions(found.root, packages, found.sites)
+        versions = stack_versions(found.root, packages, found.sites)
         architectures = tuple(sorted(self._traits.architectures)) if versions["cuda"] else ()
         glibc = self._traits.glibc
         return Manifest(
             name=name,
             tool=provision.__version__,
             created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            platform=facts.platform(found.root),
-            python=facts.python(packages, (entry.path for entry in files)),
+            platform=find_platform(found.root),
+            python=python_version(packages, (entry.path for entry in files)),
             source_prefix=found.prefix,
             chunks=tuple(self._chunks),
             prefix_files=prefix_files,
@@ -175,7 +198,7 @@ class _Packing:
             glibc=f"{glibc[0]}.{glibc[1]}" if glibc else None,
             versions=versions,
             gpu_architectures=architectures or None,
-            notices=(*notices, *found.notices, *self._notices, *facts.notices(versions, architectures)),
+            notices=(*notices, *found.notices, *self._notices, *missing_facts(versions, architectures)),
         )
 
     def _large_tasks(self, source: Source) -> Iterator[Range]:
@@ -186,7 +209,7 @@ class _Packing:
         ranges = split_ranges(source, self._limit)
         is_data = self._survey.owner(source.path) in self._survey.data.packages
         with files.open_source(source) as descriptor:
-            detector = None if is_data else self.detector
+            detector = None if is_data else self._detector
             file = LargeFile(source, descriptor, detector, rewritable=detect.REWRITABLE)
             for part in ranges:
                 if not file.is_rewritable:
@@ -195,7 +218,7 @@ class _Packing:
             marks, digest = file.marks(), file.digest
             self._traits = self._traits.merged(file.traits)
         if marks and file.is_rewritable:
-            self._marked.append((_entry(source, digest, marks=marks), source, None))
+            self._marked.append((source.entry(digest, marks=marks), source, None))
             self._advance(source.size)
             return
         if marks:
@@ -203,7 +226,7 @@ class _Packing:
                 f"{source.path} contains the prefix and is too large to be rewritten: it may not work on the nodes"
             )
             self._emit(Notice(self._notices[-1], "warning"))
-        self._large.append(_entry(source, digest, marks=marks))
+        self._large.append(source.entry(digest, marks=marks))
         if file.is_rewritable:
             yield from ranges
 
@@ -214,9 +237,9 @@ class _Packing:
                 marks, content = packed.marked[number]
                 fits = self._held + len(content) <= HELD
                 self._held += len(content) if fits else 0
-                self._marked.append((_entry(source, digest, marks=marks), source, content if fits else None))
+                self._marked.append((source.entry(digest, marks=marks), source, content if fits else None))
             else:
-                self._entries.append(_entry(source, digest, chunks=chunks))
+                self._entries.append(source.entry(digest, chunks=chunks))
         self._traits = self._traits.merged(packed.traits)
 
     def _finish_large(self, entry: Entry) -> Entry:
@@ -243,37 +266,3 @@ def _check_arguments(prefix: Path, out: Path, name: str, data: Sequence[Path]) -
     for folder, what in ((prefix, "the environment"), *((path, f"the data {path}") for path in data)):
         if is_inside(out, folder):
             raise UsageError(f"{out} would be inside {what}", hint="write the bundle elsewhere with --output")
-
-
-def _ranges(sources: Iterable[Source], limit: int) -> Iterator[Range]:
-    """The ranges of all large files."""
-    for source in large_files(sources, limit):
-        yield from split_ranges(source, limit)
-
-
-def _check_readable(manifest: Manifest) -> None:
-    """Check that the bundle can be opened again, however unusual its files are.
-
-    Raises:
-        BundleError: it cannot.
-    """
-    try:
-        parse.check(manifest)
-    except ValueError as error:
-        raise BundleError(
-            f"the environment cannot be packed: {error}", hint="exclude the path: --exclude PATTERN"
-        ) from error
-
-
-def _entry(source: Source, digest: str, *, chunks: tuple[int, ...] = (), marks: tuple[Mark, ...] = ()) -> Entry:
-    return Entry(
-        source.path,
-        source.type,
-        source.mode,
-        source.mtime,
-        source.size,
-        digest,
-        source.target,
-        chunks,
-        marks=marks,
-    )

@@ -6,14 +6,14 @@ docs/releases.md, "On a node", describes all paths.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from provision.errors import ClusterctlError
 from provision.model import Finding, Inventory
 from provision.render import render
-from provision.script import whole
+from provision.script import printable, whole
 
 
 @dataclass(frozen=True)
@@ -190,23 +190,19 @@ def verify_finding(node: str, release_id: str, out: str) -> Finding:
         "release",
         node,
         "FAIL",
-        f"release {release_id}: {_counted(bad)}",
+        f"release {release_id}: {_count_text(bad)}",
         expected="the deployed files",
         why="a user, a program or a disk error changed the release; run pip in the environment that is packed instead",
         fix=f"clusterctl deploy --repair --limit {node}",
     )
 
 
-def _counted(bad: Sequence[tuple[str, ...]]) -> str:
+def _count_text(bad: Sequence[tuple[str, ...]]) -> str:
     """The number of each kind, with the first names."""
     parts = []
     for kind, words in (("changed", "changed"), ("missing", "missing"), ("added", "added"), ("link", "links changed")):
         names = [name for what, name in bad if what == kind]
         if names:
             more = ", ..." if len(names) > SHOWN else ""
-            parts.append(f"{len(names)} {words} ({', '.join(_readable(names[:SHOWN]))}{more})")
+            parts.append(f"{len(names)} {words} ({', '.join(map(printable, names[:SHOWN]))}{more})")
     return "; ".join(parts)
-
-
-def _readable(names: Iterable[str]) -> Iterable[str]:
-    return (name.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for name in names)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from provision.env.bundle.manifest import Manifest
 from provision.env.release.catalog import ReleasePaths
-from provision.env.report.text import size
+from provision.env.text import size
 from provision.errors import ClusterctlError
 from provision.model import Inventory
 from provision.render import render

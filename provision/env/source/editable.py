@@ -315,7 +315,9 @@ def list_checkout(root: Path, target: str, prefix: Path, references: Iterable[st
         if name in _CACHES or name.endswith(_SKIPPED):
             return True
         full = root / path
-        return full.is_dir() and (_is_environment(full) or os.path.realpath(full) == environment)
+        return full.is_dir() and (
+            any((full / sign).exists() for sign in _ENVIRONMENT_SIGNS) or os.path.realpath(full) == environment
+        )
 
     listing = _list_repository(root, "", skip)
     if listing is None:
@@ -343,7 +345,8 @@ def _list_repository(root: Path, top: str, skip: files.Skip) -> _Listing | None:
         for path in (f"{top}{path}".rstrip("/") for path in paths):
             if any(skip(part, part.rpartition("/")[2]) for part in _path_and_parents(path)):
                 continue
-            if _is_folder(root / path):  # a submodule, or a repository inside this one
+            nested = root / path
+            if nested.is_dir() and not nested.is_symlink():  # a submodule, or a repository inside this one
                 _add_nested(listing, root, path, skip)
             else:
                 for paths_of in into:
@@ -434,14 +437,6 @@ def _walk_folder(root: Path, path: str, skip: files.Skip) -> list[str]:
 
 def _is_package(root: Path, folder: str) -> bool:
     return (root / folder / "__init__.py").is_file()
-
-
-def _is_environment(folder: Path) -> bool:
-    return any((folder / sign).exists() for sign in _ENVIRONMENT_SIGNS)
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()
 
 
 def _size(path: Path) -> int:

@@ -43,12 +43,12 @@ def glibc(read: Read) -> tuple[int, int] | None:
         The version; None if the file needs none, is not ELF, or is damaged.
     """
     try:
-        return max(_needed(read), default=None)
+        return max(_needed_versions(read), default=None)
     except (struct.error, IndexError, ValueError, OverflowError):
         return None
 
 
-def loaded(data: bytes | mmap) -> tuple[range, ...]:
+def loaded_ranges(data: bytes | mmap) -> tuple[range, ...]:
     """The bytes of an ELF file that a process loads (PT_LOAD); the rest is for linkers and debuggers.
 
     Returns:
@@ -116,7 +116,7 @@ def _run_paths(data: bytes) -> list[range]:
     return [range(begin, data.index(b"\0", begin)) for begin in begins]
 
 
-def _needed(read: Read) -> Iterator[tuple[int, int]]:
+def _needed_versions(read: Read) -> Iterator[tuple[int, int]]:
     head = read(0, 64)
     if head[:4] != MAGIC:
         return

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from provision.env.bundle.manifest import EntryType
+from provision.env.bundle.manifest import Entry, EntryType, Mark
 from provision.errors import BundleError, ClusterctlError, UsageError
 
 FOLDER_MTIME = 315532800  # 1980-01-01: every pip install changes a folder's own mtime, which means nothing
@@ -56,6 +56,10 @@ class Source(NamedTuple):
     def mtime(self) -> int:
         """Whole seconds, as in tar headers and .pyc files."""
         return seconds(self.mtime_ns)
+
+    def entry(self, digest: str, *, chunks: tuple[int, ...] = (), marks: tuple[Mark, ...] = ()) -> Entry:
+        """What the manifest says of it."""
+        return Entry(self.path, self.type, self.mode, self.mtime, self.size, digest, self.target, chunks, marks=marks)
 
 
 def seconds(mtime_ns: int) -> int:
@@ -200,12 +204,6 @@ def open_source(source: Source) -> Iterator[int]:
         _check_unchanged(descriptor, source)
     finally:
         os.close(descriptor)
-
-
-def read_source(source: Source) -> bytes:
-    """Read a whole file; errors as for ``open_source``."""
-    with open_source(source) as descriptor:
-        return read_at(descriptor, 0, source.size, source)
 
 
 def read_into(view: memoryview, source: Source) -> None:

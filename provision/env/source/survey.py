@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pathspec
 
-from provision.env.source import editable, files, packages
+from provision.env.source import editable, files
+from provision.env.source.environment import Owners, find_owners, site_packages
 from provision.env.source.files import Source, Tree
-from provision.env.source.packages import Owners
 from provision.errors import UsageError
 
 DATA = "data"  # the folder in the prefix for the paths given with --with-data
@@ -170,7 +170,7 @@ def survey(environment: Environment, *, source_prefix: str | None = None, data: 
     prefix, paths = environment.root, frozenset(environment.sources)
     extra = find_data(data, paths)
     carried = [one for tree in extra.trees for one in link_names(tree.sources)]
-    sites = packages.site_packages(paths)
+    sites = site_packages(paths)
     if source_prefix is None:
         editables = editable.find_editables(prefix, sites, paths)
     else:
@@ -201,7 +201,7 @@ def survey(environment: Environment, *, source_prefix: str | None = None, data: 
         sources=tuple(everything),
         folders=_watched_folders(environment) | data_folders,
         sites=sites,
-        owners=packages.find_owners(prefix, sorted(paths), editable=editables.dist_infos),
+        owners=find_owners(prefix, sorted(paths), editable=editables.dist_infos),
         data=extra,
         relocations=relocations,
         notices=(

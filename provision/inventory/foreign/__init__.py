@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Literal
 from provision.errors import InventoryError, UsageError
 from provision.inventory.document import MAX_SHOWN, NotYamlError, printable, shown
 from provision.inventory.document import read as read_yaml
-from provision.inventory.foreign import ansible, clustershell, hostfile, ini, listing, yaml_groups
-from provision.inventory.foreign.beside import MAX_BYTES, VarsFile, vars_files
+from provision.inventory.foreign import ansible, ansible_files, clustershell, hostfile
+from provision.inventory.foreign.ansible_files import MAX_BYTES, VarsFile, vars_files
 from provision.inventory.foreign.found import Found
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from provision.inventory.foreign.ansible import Parsed
+    from provision.inventory.foreign.ansible import AnsibleInventory
 
 __all__ = ["Found", "kind_of", "read", "read_file"]
 
@@ -36,7 +36,11 @@ _KINDS = {
     "clustershell-flat": clustershell.read_flat,
     "clustershell-yaml": clustershell.read_sources,
 }
-_PARSERS = {"ansible-ini": ini.parse, "ansible-yaml": yaml_groups.parse, "ansible-json": listing.parse}
+_PARSERS = {
+    "ansible-ini": ansible_files.parse_ini,
+    "ansible-yaml": ansible_files.parse_yaml,
+    "ansible-json": ansible_files.parse_listing,
+}
 
 
 def read_file(path: Path, *, group: str | None = None) -> Found:
@@ -117,13 +121,13 @@ def read(text: str, name: str, *, group: str | None = None, beside: Sequence[Var
     return found
 
 
-def _ansible(parsed: Parsed, name: str, group: str | None, beside: Sequence[VarsFile]) -> Found:
+def _ansible(parsed: AnsibleInventory, name: str, group: str | None, beside: Sequence[VarsFile]) -> Found:
     if group is not None and group not in parsed.groups and not parsed.problems:
         known = [key for key in parsed.groups if key not in {"all", "ungrouped"}]
         raise UsageError(
             f"{name} has no group {shown(group)}", hint=f"its groups: {printable(', '.join(known)) or 'none'}"
         )
-    yaml_groups.add_files(parsed, beside)
+    ansible_files.add_files(parsed, beside)
     return ansible.resolve(parsed, group or "all", kind="Ansible inventory")
 
 
@@ -180,11 +184,11 @@ def kind_of(text: str) -> Kind:
 
     A list of bare host names is valid in several formats and counts as Ansible's INI.
     """
-    if listing.is_listing(text):
+    if ansible_files.is_listing(text):
         return "ansible-json"
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith(("#", ";"))]
-    if any(re.fullmatch(r"\[[^\[\]]+\]\s*([#;].*)?", line) and not ini.IPV6.match(line) for line in lines):
+    if any(re.fullmatch(r"\[[^\[\]]+\]\s*([#;].*)?", line) and not ansible_files.IPV6.match(line) for line in lines):
         return "ansible-ini"
     first = lines[0] if lines else ""
     if first.startswith(("---", "{")) or re.fullmatch(r"""[^\s=]+:(\s+(#.*|\{.*|[&*!]\S.*))?""", first):

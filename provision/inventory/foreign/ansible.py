@@ -20,7 +20,7 @@ from provision.inventory.schema import as_port, as_user
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from provision.inventory.choosing import Wanted
+    from provision.inventory.new_nodes import Wanted
 
 _ADDRESS = ("ansible_host", "ansible_ssh_host")
 _USER = ("ansible_user", "ansible_ssh_user")
@@ -60,7 +60,7 @@ class Group:
 
 
 @dataclass
-class Parsed:
+class AnsibleInventory:
     """An Ansible inventory as written; ``hosts`` maps each host to its variables.
 
     ``beside`` has the variables of ``group_vars/`` and ``host_vars/``, by kind (``group`` or ``host``) and owner.
@@ -122,16 +122,16 @@ def expand(pattern: str) -> list[str]:
     return [f"{pattern[: found.start()]}{item}{rest}" for item in items for rest in rests]
 
 
-def resolve(parsed: Parsed, group: str, *, kind: str) -> Found:
+def resolve(parsed: AnsibleInventory, group: str, *, kind: str) -> Found:
     """The hosts of a group and its children, each with its effective variables."""
-    problems = [*parsed.problems, *_misplaced(parsed)]
+    problems = [*parsed.problems, *_find_misplaced(parsed)]
     if problems or parsed.beside_problems:
-        return Found(kind, (), problems=(*_sorted(problems), *parsed.beside_problems))
+        return Found(kind, (), problems=(*_sort_problems(problems), *parsed.beside_problems))
     below = {name: _below(parsed, name) for name in parsed.groups}
     members = {name: {*parsed.groups[name].hosts, *_hosts_of(parsed, below[name])} for name in parsed.groups}
     members["all"] = set(parsed.hosts)
     groups_of: dict[str, list[str]] = defaultdict(list)
-    for each in _ordered(parsed, below):
+    for each in _order_groups(parsed, below):
         for name in members[each]:
             groups_of[name].append(each)
     left_out: dict[str, dict[Var, None]] = defaultdict(dict)
@@ -184,7 +184,7 @@ def _host_or_problem(name: str, variables: Mapping[str, Var], line: int) -> Want
         return f"{where}: {error}" if where else str(error)
 
 
-def _variables(parsed: Parsed, host: str, groups: list[str]) -> dict[str, Var]:
+def _variables(parsed: AnsibleInventory, host: str, groups: list[str]) -> dict[str, Var]:
     """A host's variables, in Ansible's order: the inventory's groups, ``group_vars``, the host, ``host_vars``."""
     variables = dict(parsed.groups["all"].vars)
     for each in groups:
@@ -196,7 +196,7 @@ def _variables(parsed: Parsed, host: str, groups: list[str]) -> dict[str, Var]:
     return variables
 
 
-def _ordered(parsed: Parsed, below: Mapping[str, set[str]]) -> list[str]:
+def _order_groups(parsed: AnsibleInventory, below: Mapping[str, set[str]]) -> list[str]:
     """The groups except ``all``, lowest precedence first: by depth, priority and name."""
     depths: dict[str, int] = defaultdict(int)
     for name in parsed.groups:
@@ -211,7 +211,7 @@ def _ordered(parsed: Parsed, below: Mapping[str, set[str]]) -> list[str]:
     return sorted(names, key=lambda name: (depths[name], priorities[name], name))
 
 
-def _misplaced(parsed: Parsed) -> Iterator[tuple[int, str]]:
+def _find_misplaced(parsed: AnsibleInventory) -> Iterator[tuple[int, str]]:
     """Report children that do not exist, and groups that contain themselves."""
     if len(parsed.groups) > MAX_GROUPS + 2:
         yield 0, f"there are more than {MAX_GROUPS:,} groups"
@@ -289,12 +289,12 @@ def _first(variables: Mapping[str, Var], keys: tuple[str, ...]) -> Var | None:
     return next((variables[key] for key in keys if key in variables), None)
 
 
-def _hosts_of(parsed: Parsed, groups: Iterable[str]) -> Iterator[str]:
+def _hosts_of(parsed: AnsibleInventory, groups: Iterable[str]) -> Iterator[str]:
     for group in groups:
         yield from parsed.groups[group].hosts
 
 
-def _below(parsed: Parsed, group: str) -> set[str]:
+def _below(parsed: AnsibleInventory, group: str) -> set[str]:
     """The groups below a group, including the group itself if it is its own child."""
     found: set[str] = set()
     todo = [*parsed.groups[group].children]
@@ -306,5 +306,5 @@ def _below(parsed: Parsed, group: str) -> set[str]:
     return found
 
 
-def _sorted(problems: list[tuple[int, str]]) -> tuple[str, ...]:
+def _sort_problems(problems: list[tuple[int, str]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"line {line}: {text}" if line else text for line, text in sorted(problems)))

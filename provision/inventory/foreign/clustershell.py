@@ -13,10 +13,10 @@ from provision.inventory.document import Document, NotYamlError, read, shown
 from provision.inventory.foreign.found import Found, host
 from provision.inventory.groups import resolve
 from provision.inventory.names import MAX_NODES, expand
-from provision.inventory.sets import ALL, parts
+from provision.inventory.selection import ALL, parts
 
 if TYPE_CHECKING:
-    from provision.inventory.choosing import Wanted
+    from provision.inventory.new_nodes import Wanted
 
 KIND = "ClusterShell group file"
 _LINE = re.compile(r"(?P<group>[^\s:#\[\]{}'\",=]+):(?:[ \t]+(?P<nodes>[^#]*))?(?:#.*)?")
@@ -63,7 +63,7 @@ def read_flat(text: str) -> Found:
             nodes = (found["nodes"] or "").strip()
             written[name] = f"{written[name]},{nodes}" if name in written and nodes else written.get(name, nodes)
             lines.setdefault(name, number)
-    return _found(written, lines)
+    return _convert_groups(written, lines)
 
 
 def read_sources(text: str) -> Found:
@@ -85,15 +85,15 @@ def read_sources(text: str) -> Found:
             written[key] = _REFERENCE.sub(rf"@{re.escape(source)}:\g<name>", nodes)
             lines[key] = document.lines[source, name]
             names[key] = name if counts[name] == 1 else f"{source}-{name}"
-    return _found(written, lines, names)
+    return _convert_groups(written, lines, names)
 
 
-def _found(written: dict[str, str], lines: dict[str, int], names: dict[str, str] | None = None) -> Found:
+def _convert_groups(written: dict[str, str], lines: dict[str, int], names: dict[str, str] | None = None) -> Found:
     """The nodes that the groups name, in the order of the file, and the groups."""
     document = Document(origin=lambda place: f"line {lines[place[-1]]}: {shown(place[-1])}")
     nodes: dict[str, str] = {}  # with the groups that name them
     for name, text in written.items():
-        for node in _named(document, name, text):
+        for node in _group_names(document, name, text):
             nodes.setdefault(node, name)
         if len(nodes) > MAX_NODES:
             document.mistake((name,), f"makes more than {MAX_NODES} nodes")
@@ -114,7 +114,7 @@ def _found(written: dict[str, str], lines: dict[str, int], names: dict[str, str]
     return Found(KIND, tuple(hosts), groups=named, notes=tuple(renamed))
 
 
-def _named(document: Document, group: str, text: str) -> list[str]:
+def _group_names(document: Document, group: str, text: str) -> list[str]:
     """The nodes that an expression names directly."""
     try:
         atoms = [part.removeprefix("!") for _, part in parts(text)]

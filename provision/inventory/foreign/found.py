@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from provision.inventory.choosing import Wanted
 from provision.inventory.document import shown
 from provision.inventory.groups import MAX_GROUPS, group_problem
 from provision.inventory.names import check_address, check_name
+from provision.inventory.new_nodes import Wanted
 
 
 @dataclass(frozen=True)

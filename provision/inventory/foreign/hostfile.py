@@ -17,9 +17,9 @@ from provision.inventory.names import MAX_NODES, expand, split_target
 from provision.inventory.schema import as_gpus, as_port, as_user
 
 if TYPE_CHECKING:
-    from provision.inventory.choosing import Wanted
+    from provision.inventory.new_nodes import Wanted
 
-_LEFT_OUT = {"max_slots", "max-slots", "binding", "ifhn"}
+_OMITTED = {"max_slots", "max-slots", "binding", "ifhn"}
 _MOST_SLOTS = 1024
 _SSH = "22"
 
@@ -46,7 +46,7 @@ def read(text: str) -> Found:
             continue
         options, unknown = _options(words)
         problems += [f"line {number}: {each} is not understood; a line is HOST slots=N" for each in unknown]
-        for key in options.keys() & _LEFT_OUT:
+        for key in options.keys() & _OMITTED:
             left_out[key].append(number)
         try:
             user, address, port, slots = _target(word, options.get("slots"))
@@ -70,7 +70,7 @@ def read(text: str) -> Found:
     notes = [f"{key} ({lines(numbers)}) has no counterpart and is skipped" for key, numbers in sorted(left_out.items())]
     if not re.search(r"\sslots\s*=", text):
         notes += _reading(read_as)
-    return Found("hostfile", _named(list(hosts.values())), notes=tuple(notes), problems=tuple(problems))
+    return Found("hostfile", _name_hosts(list(hosts.values())), notes=tuple(notes), problems=tuple(problems))
 
 
 def _options(words: list[str]) -> tuple[dict[str, str], list[str]]:
@@ -79,7 +79,7 @@ def _options(words: list[str]) -> tuple[dict[str, str], list[str]]:
     unknown: list[str] = []
     for word in words:
         key, equals, value = word.partition("=")
-        if equals and key in {"slots", "user", *_LEFT_OUT}:
+        if equals and key in {"slots", "user", *_OMITTED}:
             options[key] = value
         else:
             unknown.append(shown(word))
@@ -102,7 +102,7 @@ def _is_port(number: str) -> bool:
     return bool(re.fullmatch("[0-9]{4,9}", number)) and int(number) > _MOST_SLOTS
 
 
-def _named(hosts: list[Wanted]) -> tuple[Wanted, ...]:
+def _name_hosts(hosts: list[Wanted]) -> tuple[Wanted, ...]:
     """A host with several ports is several nodes, so none of them can have its name."""
     counts = Counter(each.address for each in hosts)
     return tuple(replace(each, name=None) if counts[each.address] > 1 else each for each in hosts)

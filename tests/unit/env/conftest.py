@@ -14,7 +14,7 @@ import pytest
 from provision.env.bundle.manifest import FOLDERS
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import PackOptions, pack
-from provision.env.relocation.relocate import Relocated, relocate
+from provision.env.relocation import Relocated, relocate
 from provision.model import ignore
 
 sys.path.append(str(Path(__file__).parent))  # for real_env; last, so that it hides no module

@@ -18,7 +18,7 @@ from provision.env.bundle.manifest import Chunk, Entry, Manifest, Mark, PrefixFi
 from provision.env.bundle.parse import LIMIT
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing import pack, writer
-from provision.env.source import editable, packages
+from provision.env.source import editable, environment
 from provision.errors import BundleError, UsageError
 from provision.model import ignore
 from provision.tasks.interchange import pack_archive
@@ -207,7 +207,7 @@ class TestMemory:
 def test_package_metadata_is_read_with_limits(tmp_path, data):
     path = tmp_path / "x.json"
     path.write_bytes(data.encode("utf-8", "surrogatepass"))
-    list(packages.read_conda_package(path))
+    list(environment.read_conda_package(path))
     editable.editable_root(path)
 
 

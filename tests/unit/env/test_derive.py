@@ -5,8 +5,8 @@ from pathlib import PurePosixPath
 import pytest
 
 from provision.env.bundle.reader import open_bundle
-from provision.env.release.payload import Recipe, derive_recipe
-from provision.env.relocation.relocate import relocate
+from provision.env.release.install import Recipe, derive_recipe
+from provision.env.relocation import relocate
 
 OLD, NEW = PurePosixPath("/opt/llm/releases/0123456789ab"), PurePosixPath("/opt/llm/releases/ba9876543210")
 

@@ -9,8 +9,7 @@ import pytest
 
 from provision.env.bundle.manifest import Package
 from provision.env.bundle.reader import open_bundle
-from provision.env.packing.pack import PackOptions, pack
-from provision.env.report.difference import (
+from provision.env.difference import (
     Version,
     compare,
     difference_text,
@@ -19,6 +18,7 @@ from provision.env.report.difference import (
     owner,
     package_changes,
 )
+from provision.env.packing.pack import PackOptions, pack
 from provision.errors import BundleError, UsageError
 from provision.model import ignore
 from provision.tasks.inspect import diff, difference_output

@@ -306,7 +306,7 @@ def test_nothing_names_the_old_places(new, old):
         elif path.is_file() and path.suffix != ".pyc":
             data = path.read_bytes()
             if data.startswith(elf.MAGIC):  # what only a debugger reads may keep a path that does not fit
-                data = b"".join(data[part.start : part.stop] for part in elf.loaded(data))
+                data = b"".join(data[part.start : part.stop] for part in elf.loaded_ranges(data))
             assert not [text for text in wanted if text in data], path
             seen += 1
     assert seen > 1000

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from provision.env.bundle import tar
 from provision.env.bundle.manifest import Entry
 from provision.env.packing.chunks import plan_chunks
-from provision.env.source import elf, facts, files, packages
+from provision.env.source import elf, environment, files
 
 names = st.binary(min_size=1, max_size=300).filter(lambda b: b"\0" not in b and b.strip(b"/"))
 
@@ -57,9 +57,9 @@ def test_damaged_elf_files_raise_nothing(tail, at, value):
 
 def test_gpu_architectures():
     data = b"-gencode arch=compute_80,code=sm_80 -gencode x,code=sm_90a;\0sm_100 sm_120\0kernel_sm_70_x"
-    assert facts.architectures(data) == {"sm_80", "sm_90a", "sm_100", "sm_120"}
-    assert facts.has_architectures("lib/python3.11/site-packages/torch/lib/libtorch_cuda.so")
-    assert not facts.has_architectures("lib/libtorch_cuda.so")
+    assert environment.find_architectures(data) == {"sm_80", "sm_90a", "sm_100", "sm_120"}
+    assert environment.has_architectures("lib/python3.11/site-packages/torch/lib/libtorch_cuda.so")
+    assert not environment.has_architectures("lib/libtorch_cuda.so")
 
 
 def found(path, size):
@@ -93,14 +93,14 @@ def test_source_and_its_compiled_file_are_in_one_chunk(sizes):
     for part in parts:
         assert list(part.sources) == sorted(part.sources)
         assert part.span == sum(tar.file_span(one.path, one.size) for one in part.sources)
-        sources = {packages.source_of(one.path) for one in part.sources}
+        sources = {environment.source_of(one.path) for one in part.sources}
         assert len(part.sources) == 2 * len(sources)
         assert part.span <= 5000 or len(sources) == 1
 
 
 def test_owners(prefix, helpers):
     paths = [one.path for one in files.walk_environment(prefix).sources]
-    owner = packages.find_owners(prefix, paths).owner
+    owner = environment.find_owners(prefix, paths).owner
     site = helpers.SITE
     assert owner("bin/hello") == "hello"
     assert owner(f"{site}/hello/plain.py") == "hello"
@@ -119,9 +119,9 @@ def test_damaged_metadata_owns_nothing(prefix, helpers):
     helpers.write(prefix / "conda-meta" / "broken-1-0.json", "{")
     helpers.write(prefix / "conda-meta" / "odd-1-0.json", "[1]")
     paths = [one.path for one in files.walk_environment(prefix).sources]
-    assert "broken" not in {package.name for package in packages.find_owners(prefix, paths).packages}
+    assert "broken" not in {package.name for package in environment.find_owners(prefix, paths).packages}
 
 
 @pytest.mark.parametrize("name", ["Foo.Bar_baz", "foo-bar-baz", "FOO--bar.baz"])
 def test_names(name):
-    assert packages.normalized(name) == "foo-bar-baz"
+    assert environment.normalized(name) == "foo-bar-baz"

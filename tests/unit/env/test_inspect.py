@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from provision.env import overview
 from provision.env.bundle.manifest import Chunk, Entry, Manifest, Mark, Package, PrefixFiles
+from provision.env.overview import Overview, overview_data, overview_text
 from provision.env.packing.pack import pack
-from provision.env.report import overview
-from provision.env.report.overview import Overview, overview_data, overview_text
-from provision.env.report.text import columns, line, number, size
+from provision.env.text import columns, line, number, size
 from provision.errors import BundleError
 from provision.model import Progress, ignore
 from provision.tasks.inspect import inspect, inspection_output

@@ -12,13 +12,13 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from provision.env import relocation
 from provision.env.bundle.manifest import Mark
 from provision.env.bundle.reader import open_bundle
 from provision.env.interchange import conda_unpack
 from provision.env.interchange.export import MARK, export, prepare
 from provision.env.packing.pack import PackOptions, pack
-from provision.env.relocation import rewrite
-from provision.env.relocation.relocate import relocate
+from provision.env.relocation import relocate
 from provision.errors import BundleError, UsageError
 from provision.model import Progress, ignore
 
@@ -245,20 +245,22 @@ def test_a_folder_that_scripts_would_misread_is_refused(prefix):
 
 
 def test_conda_unpack_has_the_rules_of_relocation():
-    from provision.env.relocation import relocate as relocation
-    from provision.env.relocation import rewrite
+    from provision.env import relocation
 
-    assert conda_unpack.ENDS == rewrite.ENDS
-    assert conda_unpack.INSIDE_A_PATH.pattern == rewrite.INSIDE_A_PATH.pattern
-    assert conda_unpack.PREFIX.pattern == relocation.PREFIX.pattern.encode()
-    assert (conda_unpack.LIMIT, conda_unpack.LATER_LIMIT) == (rewrite.SHEBANG_LIMIT, rewrite.LATER_SHEBANG_LIMIT)
+    assert conda_unpack._ENDS == relocation._ENDS
+    assert conda_unpack._INSIDE_A_PATH.pattern == relocation._INSIDE_A_PATH.pattern
+    assert conda_unpack._PREFIX.pattern == relocation._PREFIX.pattern.encode()
+    assert (conda_unpack._LIMIT, conda_unpack._LATER_LIMIT) == (
+        relocation.SHEBANG_LIMIT,
+        relocation.LATER_SHEBANG_LIMIT,
+    )
     for line in (
         b"#!/usr/bin/env python\n",
         b"#! /usr/bin/env -S python3 -I -u\r\n",
         b"#!/usr/bin/env -i x\n",
         b"#!/bin/sh\n",
     ):
-        wanted, match = rewrite.env_program(line + b"rest"), conda_unpack.ENV.match(line + b"rest")
+        wanted, match = relocation.env_program(line + b"rest"), conda_unpack._ENV.match(line + b"rest")
         assert wanted == (match and (match[1], match[2].strip(), (line + b"rest")[match.end() :]))
 
 
@@ -278,7 +280,7 @@ SHEBANGS = [
 
 @pytest.mark.parametrize(("program", "options"), SHEBANGS)
 def test_conda_unpack_writes_first_lines_as_a_deploy_does(program, options):
-    assert conda_unpack.write_shebang(program, options) == rewrite.write_shebang(program, options)
+    assert conda_unpack._shebang(program, options) == relocation.write_shebang(program, options)
 
 
 def test_activate_of_conda_pack_is_included_and_works(movable, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from provision.env.bundle.manifest import content_digest, has_source_time
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import PackOptions, pack
-from provision.env.source.packages import source_of
+from provision.env.source.environment import source_of
 from provision.errors import BundleError
 from provision.model import ignore
 

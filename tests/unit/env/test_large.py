@@ -16,7 +16,7 @@ from provision.env.packing import detect
 from provision.env.packing import pack as pack_module
 from provision.env.packing.detect import LargeFile, PrefixDetector
 from provision.env.packing.pack import PackOptions, pack
-from provision.env.relocation.rewrite import Search
+from provision.env.relocation import Search
 from provision.env.source import files
 from provision.errors import BundleError
 from provision.model import Notice, ignore

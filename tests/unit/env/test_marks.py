@@ -7,7 +7,7 @@ import pytest
 
 from provision.env.bundle.manifest import Mark
 from provision.env.packing.detect import LargeFile, PrefixDetector
-from provision.env.relocation.rewrite import Search
+from provision.env.relocation import Search
 from provision.env.source import files
 from provision.env.source.files import Source
 

@@ -176,10 +176,10 @@ def test_a_file_that_changes_is_named(tmp_path, helpers):
     found = files.walk(tmp_path, "", skip=lambda *_: False).sources[0]
     helpers.write(path, "after it")
     with pytest.raises(BundleError, match="file changed while it was read"):
-        files.read_source(found)
+        files.read_into(memoryview(bytearray(found.size)), found)
     path.unlink()
     with pytest.raises(BundleError, match="file changed while it was read"):
-        files.read_source(found)
+        files.read_into(memoryview(bytearray(found.size)), found)
 
 
 def test_a_file_that_changes_fails_the_pack_and_leaves_nothing(prefix, tmp_path, monkeypatch, helpers):
@@ -206,7 +206,7 @@ def test_an_unreadable_file_is_named(tmp_path, helpers, monkeypatch):
 
     monkeypatch.setattr(os, "open", refuse)  # root may read everything
     with pytest.raises(UsageError, match="file: permission denied"):
-        files.read_source(found)
+        files.read_into(memoryview(bytearray(found.size)), found)
 
 
 def test_a_full_disk_names_the_path_and_leaves_nothing(prefix, tmp_path, monkeypatch):

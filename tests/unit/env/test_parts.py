@@ -10,11 +10,10 @@ import pytest
 
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import PackOptions, pack
-from provision.env.release import payload as release_parts
-from provision.env.release import scripts
+from provision.env.release import install
 from provision.env.release.catalog import ReleasePaths
-from provision.env.release.payload import Payload
-from provision.env.relocation.relocate import relocate
+from provision.env.release.install import Payload
+from provision.env.relocation import relocate
 from provision.errors import BundleError
 from provision.model import Inventory, Node
 from provision.script import compile_steps, parse
@@ -54,7 +53,7 @@ def unpack(payload, into, wire="plain", *, tar=("tar",), have=()):
 
 def activate(places, bundle, relocated, *, only=None):
     planned = [
-        step for step in scripts.activate_steps(places, bundle.manifest, relocated) if only is None or step.name in only
+        step for step in install.activate_steps(places, bundle.manifest, relocated) if only is None or step.name in only
     ]
     done = subprocess.run(["sh", "-c", compile_steps(planned, token="t")], capture_output=True, text=True, check=False)
     states = {step.name: step.state for step in parse("t", done.stdout)}
@@ -133,7 +132,7 @@ def test_recompiled_files_are_current_and_listed(bundle, tmp_path):
     Path(places.transfer).mkdir()
     activate(places, bundle, relocated, only={"complete", "compile", "seal", "mark"})
     assert relocated.stale_pyc
-    compiled = (Path(places.release) / scripts.COMPILED).read_text()
+    compiled = (Path(places.release) / install.COMPILED).read_text()
     for path in relocated.stale_pyc:
         assert path in compiled
         assert (Path(places.release) / path).stat().st_mode & 0o222 == 0
@@ -182,4 +181,4 @@ def test_names_that_lists_must_escape_are_escaped_as_sha256sum_does(tmp_path):
     from provision.env.bundle.manifest import Entry
 
     entry = Entry("new\nline\\x", "file", 0o644, 0, 1, said[1:65].decode())
-    assert release_parts.checksum_lines([entry]) == said
+    assert install.checksum_lines([entry]) == said

@@ -9,11 +9,10 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+from provision.env import relocation
 from provision.env.bundle.manifest import Entry, Manifest, Mark, PrefixFiles
 from provision.env.bundle.reader import open_bundle
-from provision.env.relocation import rewrite
-from provision.env.relocation.relocate import relocate, uncompiled_modules
-from provision.env.relocation.rewrite import Search
+from provision.env.relocation import Search, relocate, uncompiled_modules
 from provision.env.source import elf
 from provision.errors import UsageError
 
@@ -164,7 +163,7 @@ def test_several_options_stay_apart():
 
 @pytest.mark.parametrize("line", [b"#! /opt/env/bin/python\n", b"#!/opt/env/bin/python\r\n", b"#!/opt/env/bin/python"])
 def test_odd_first_lines(line):
-    assert rewrite.split_script(line, SEARCH) == (b"/opt/env/bin/python", b"", b"")
+    assert relocation.split_script(line, SEARCH) == (b"/opt/env/bin/python", b"", b"")
 
 
 def test_a_first_line_with_the_prefix_elsewhere_is_text():
@@ -210,7 +209,7 @@ def test_binary_is_not_written_beyond_its_room():
 
 def test_an_archive_is_not_touched():
     data = b"PK\x03\x04\0/opt/env\0"
-    content, left = rewrite.rewrite_binary(data, SEARCH, {"": "/new"})
+    content, left = relocation.rewrite_binary(data, SEARCH, {"": "/new"})
     assert content == data
     assert "archive" in left
 
@@ -224,7 +223,7 @@ def compiled(tmp_path, source):
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed here")
 def test_a_compiled_program_with_shared_string_ends(tmp_path):
     source = '#include <stdio.h>\nint main(void) { puts("/opt/env/share/x"); puts("share/x"); return 0; }\n'
-    content, left = rewrite.rewrite_binary(compiled(tmp_path, source), SEARCH, {"": "/new"})
+    content, left = relocation.rewrite_binary(compiled(tmp_path, source), SEARCH, {"": "/new"})
     (tmp_path / "a").write_bytes(content)
     assert subprocess.check_output([tmp_path / "a"], text=True) == "/new/////share/x\nshare/x\n"
     assert not left
@@ -234,11 +233,11 @@ def test_a_compiled_program_with_shared_string_ends(tmp_path):
 def test_debug_information_and_source_names_may_keep_a_path_that_does_not_fit(tmp_path):
     used = 'int main(void) { puts(W); return 0; }\n#line 1 "/opt/env/src/a.c"\nint unused;\n'
     program = compiled(tmp_path, "#include <stdio.h>\n" + used.replace("W", '"/opt/env/src/a.c"'))
-    content, left = rewrite.rewrite_binary(program, SEARCH, {"": "/longer/than/that"})
+    content, left = relocation.rewrite_binary(program, SEARCH, {"": "/longer/than/that"})
     assert content == program
     assert "in unused places" in left
-    with pytest.raises(rewrite.CannotRewrite):
-        rewrite.rewrite_binary(
+    with pytest.raises(relocation.CannotRewrite):
+        relocation.rewrite_binary(
             compiled(tmp_path, "#include <stdio.h>\n" + used.replace("W", '"/opt/env/share"')),
             SEARCH,
             {"": "/longer/than/that"},
@@ -259,9 +258,9 @@ def test_a_path_that_the_loader_searches_becomes_relative_where_it_is_too_long(t
     old.rename(new)
     program = (new / "bin/whole").read_bytes()
     search = Search(((str(old), ""),))
-    with pytest.raises(rewrite.CannotRewrite):
-        rewrite.rewrite_binary(program, search, {"": str(new)})
-    content, left = rewrite.rewrite_binary(program, search, {"": str(new)}, path="bin/whole")
+    with pytest.raises(relocation.CannotRewrite):
+        relocation.rewrite_binary(program, search, {"": str(new)})
+    content, left = relocation.rewrite_binary(program, search, {"": str(new)}, path="bin/whole")
     assert (len(content), left) == (len(program), "")
     assert b":$ORIGIN/..///" in content
     (new / "bin/whole").write_bytes(content)

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from provision.env.source.environments import find_env, known_envs
+from provision.env.source.environment import find_env, known_envs
 from provision.errors import UsageError
 
 

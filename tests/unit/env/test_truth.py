@@ -12,7 +12,7 @@ from test_bundle_page import MISSING, commands
 
 from provision.env.bundle.reader import open_bundle
 from provision.env.packing.pack import pack
-from provision.env.relocation.relocate import relocate
+from provision.env.relocation import relocate
 from provision.model import ignore
 
 # What rewriting may change even where the prefix stays: scripts get an interpreter that needs no activation.

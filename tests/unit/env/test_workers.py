@@ -8,7 +8,7 @@ from provision.env.packing.chunks import Group, split_ranges
 from provision.env.packing.detect import PrefixDetector
 from provision.env.packing.pack import PackOptions, pack
 from provision.env.packing.workers import PREFETCHED, Workers
-from provision.env.relocation.rewrite import Search
+from provision.env.relocation import Search
 from provision.env.source import files
 from provision.errors import BundleError, UsageError
 from provision.model import ignore

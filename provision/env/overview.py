@@ -11,8 +11,8 @@ from typing import Any
 
 from provision.env.bundle.manifest import FOLDERS, Entry, Manifest, Package
 from provision.env.release.examine import space
-from provision.env.report.text import columns, line, number, size, some
 from provision.env.source.survey import DATA
+from provision.env.text import columns, line, number, size, some
 
 # Packages that training needs, the most important first. CUDA and NCCL belong to torch.
 STACK = ("torch", "deepspeed", "llamafactory", "transformers", "accelerate", "peft", "trl", "datasets")
@@ -204,19 +204,19 @@ def overview_text(
     lines += line("also as", *(old for old, new in manifest.relocations[:-1] if not new))
     lines += line("notices", *manifest.notices)
     if prefix:
-        lines += ["", "files that contain the prefix", *_all_marked(manifest.marked)]
+        lines += [
+            "",
+            "files that contain the prefix",
+            *columns((" ".join(sorted({mark.kind for mark in entry.marks})), entry.path) for entry in manifest.marked),
+        ]
     if files:
         lines += ["", "files", *_all_files(manifest.files)]
     return "\n".join(lines)
 
 
-def _all_marked(entries: Sequence[Entry]) -> list[str]:
-    return columns((" ".join(sorted({mark.kind for mark in entry.marks})), entry.path) for entry in entries)
-
-
 def _all_files(entries: Sequence[Entry]) -> list[str]:
     words = ((size(entry.size) if entry.type == "file" else entry.type) for entry in entries)
-    return columns((f"{entry.mode:03o}", word, _named(entry)) for entry, word in zip(entries, words, strict=True))
+    return columns((f"{entry.mode:03o}", word, _entry_text(entry)) for entry, word in zip(entries, words, strict=True))
 
 
 def _platform(overview: Overview) -> str:
@@ -288,7 +288,7 @@ def _size(overview: Overview, package: Package) -> int:
     return weight.size if weight else 0
 
 
-def _named(entry: Entry) -> str:
+def _entry_text(entry: Entry) -> str:
     if entry.type == "dir":
         return f"{entry.path}/"
     return f"{entry.path} -> {entry.target}" if entry.target else entry.path

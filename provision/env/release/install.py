@@ -1,4 +1,4 @@
-"""The files that a node receives for a release, as parts, and the files that it derives from another release.
+"""Install a release on a node: the files that it receives or derives from another release, and the steps. Pure.
 
 A part is a chunk, a range of a large file, or the last files, which contain the new prefix. A part of a chunk has the
 chunk's members, then files near them in path order that turned out not to need rewriting, and the list by which a later
@@ -8,6 +8,13 @@ it from there. The lists are for ``sha256sum -c``.
 Two releases in one root have paths of equal length, and their rewritten files differ only in the release's name and in
 the hashes of rewritten files in RECORD and conda-meta. A node derives nearly all of them by replacing texts of equal
 length in a tar stream of the older files. Each derived file's digest is checked; files that differ are sent.
+
+``conda activate NAME`` works on nodes with conda, mamba or micromamba. Conda looks for a name in ``~/.conda/envs`` (and
+in its own ``envs`` folder, which may be another user's); mamba and micromamba look in theirs. A symlink there leads to
+the inventory's prefix, which leads to the current release: the name stays right after every deploy and rollback. The
+prefix is also listed in ``~/.conda/environments.txt``, like environments that conda creates. Source: conda 26.7,
+``base/context.py`` (``envs_dirs``) and ``core/envs_manager.py``; mamba 2, ``libmamba/src/api/configuration.cpp``
+(``envs_dirs_hook``).
 """
 
 from __future__ import annotations
@@ -19,7 +26,7 @@ import os
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import PurePosixPath
@@ -30,9 +37,11 @@ from provision.env.bundle import tar
 from provision.env.bundle.manifest import Entry, Manifest, stream_order
 from provision.env.bundle.parse import OWN_FOLDER
 from provision.env.bundle.reader import Bundle
-from provision.env.relocation.relocate import Relocated, relocate
+from provision.env.release.catalog import ReleasePaths
+from provision.env.relocation import Relocated, relocate
 from provision.env.source.files import FOLDER_MTIME
-from provision.model import Part, Wire
+from provision.model import Inventory, Part, Step, Wire
+from provision.render import quote, render, words
 
 FILES = f"{OWN_FOLDER}/files"  # the folder of lists
 STALE = f"{OWN_FOLDER}/stale"  # .pyc files whose .py file was rewritten: removed, and compiled again on the node
@@ -168,8 +177,8 @@ class Payload:
             STALE: b"".join(escape(path) + b"\n" for path in sorted(self.relocated.stale_pyc)),
             DESCRIPTION: json.dumps(description, sort_keys=True, indent=1).encode() + b"\n",
         }
-        sent = [(entry, data) for entry, data in rewritten if entry.path not in derived]
-        members = [*sent, *((entry, b"") for entry in symlinks), *((entry, b"") for entry in self._tail())]
+        files = [(entry, data) for entry, data in rewritten if entry.path not in derived]
+        members = [*files, *((entry, b"") for entry in symlinks), *((entry, b"") for entry in self._tail())]
         members += [member for path, data in own.items() for member in _own_file(path, data)]
         members += [(Entry(OWN_FOLDER, "dir", 0o755, FOLDER_MTIME), b""), *_own_file(COMPLETE, b"")]
         data = _encode(b"".join(map(_member, members)), wire)
@@ -302,7 +311,7 @@ def derive_recipe(
     if len(new) != len(was) or relocated.prefix.parent != old.parent:
         return Recipe()
     words = {was.encode(): new.encode()}
-    listed = _listed(before[path][1] for path in manifest.records if path in before)
+    listed = _recorded_names(before[path][1] for path in manifest.records if path in before)
     candidates = [(entry, data, before[entry.path]) for entry, data in relocated.files if entry.type == "file"]
     for entry, _, (old_entry, _) in candidates:
         if entry.sha256 != old_entry.sha256:
@@ -317,7 +326,7 @@ def derive_recipe(
     return Recipe(pairs, entries)
 
 
-def _listed(records: Iterable[bytes]) -> set[bytes]:
+def _recorded_names(records: Iterable[bytes]) -> set[bytes]:
     """All words in RECORD and conda-meta files that may be digests."""
     return {word for data in records for word in _DIGEST.findall(data)}
 
@@ -336,3 +345,152 @@ def _replace_words(data: bytes, pairs: tuple[tuple[bytes, bytes], ...]) -> bytes
     for old, new in pairs:
         data = data.replace(old, new)
     return data
+
+
+# --- the steps ------------------------------------------------------------------------------------
+
+COMPILED = ".clusterctl/files/compiled"  # the list of files that the node compiled
+
+# A release works if these can be imported and started; only packed ones are tried.
+MODULES = ("torch", "deepspeed", "llamafactory")
+COMMANDS = (("torchrun", "--help"), ("deepspeed", "--help"), ("llamafactory-cli", "help"))
+
+# Where installers put conda by default; these folders are not in the PATH of ssh commands.
+_KINDS = ("miniconda3", "anaconda3", "miniforge3", "mambaforge", "miniconda", "anaconda", "conda")
+_TOPS = ("/opt", "/usr/local")
+_MAMBAS = ("micromamba", ".local/share/mamba", "miniforge3", "mambaforge")  # in the home
+
+_NAME = re.compile(r"[^/\s:#]+\Z")  # conda rejects these in a name
+
+
+def gather_script(paths: ReleasePaths, *, repair: bool = False, base: str = "") -> str:
+    """The script that creates a release's folder and links files from other releases; its input is ``wanted``.
+
+    Args:
+        paths: of the release.
+        repair: replace an existing release, and only use its intact files.
+        base: the release whose files the recipe changes into new ones; empty for none.
+    """
+    return render(
+        "release/gather.sh.j2",
+        releases=paths.releases,
+        id=paths.release_id,
+        replace="yes" if repair else "no",
+        base=base,
+    )
+
+
+def gather_input(keys: Iterable[str], recipe: Recipe) -> bytes:
+    """The input of ``gather``: keys, the files of the recipe, and its words, each ended by a line ``.``."""
+    listed = checksum_lines(recipe.entries)
+    return b"".join((*(key.encode() + b"\n" for key in keys), b".\n", listed, b".\n", recipe.script))
+
+
+def activate_steps(
+    paths: ReleasePaths, manifest: Manifest, relocated: Relocated, *, repair: bool = False, naming: Sequence[Step] = ()
+) -> tuple[Step, ...]:
+    """The steps from received files to the current release. After a kill between two steps, a rerun continues there.
+
+    Args:
+        paths: of the release.
+        manifest: of the bundle.
+        relocated: its rewritten files.
+        repair: replace an existing release.
+        naming: steps that register the prefix, before it leads to this release.
+    """
+    release = paths.release
+    marked = f"[ -e {quote(paths.mark)} ]"
+    there = f"[ -e {quote(paths.incoming if repair else release)} ]"
+    lacking = sorted(relocated.uncompiled)
+    packed = {entry.path for entry in manifest.files}
+    program = "import " + ", ".join(["sys", *(m for m in MODULES if manifest.versions.get(m))])
+    commands = [argv for argv in COMMANDS if f"bin/{argv[0]}" in packed]
+    compiling = (
+        Step(
+            "compile",
+            render(
+                "release/compile.sh.j2",
+                release=release,
+                sources=lacking,
+                compiled=[relocated.uncompiled[path] for path in lacking],
+                list=COMPILED,
+            ),
+            unless=f"[ -e {quote(release)}/{COMPILED} ]",
+        ),
+    )
+    return (
+        Step(
+            "complete",
+            render(
+                "release/complete.sh.j2",
+                incoming=paths.incoming,
+                release=release,
+                removing=paths.removing,
+            ),
+            unless=f"! {there}" if repair else there,
+        ),
+        *(compiling if lacking else ()),
+        Step("seal", f"chmod -R a-w -- {quote(release)}", unless=marked),
+        Step(
+            "smoke test",
+            render("release/smoke.sh.j2", release=release, program=program, commands=commands),
+            unless=marked,
+        ),
+        Step("mark", f": >{quote(paths.mark)}", unless=marked),
+        *naming,
+        switch_step(paths),
+        discard_step("tidy", [paths.transfer, paths.removing, paths.incoming]),
+    )
+
+
+def switch_step(paths: ReleasePaths) -> Step:
+    """Make a release the current one with one rename."""
+    return Step(
+        "switch",
+        render(
+            "release/switch.sh.j2",
+            root=str(paths.root),
+            link=paths.link.name,
+            target=paths.target,
+            id=paths.release_id,
+        ),
+        unless=f't=$(readlink -- {quote(paths.link)}) && [ "$t" = {quote(paths.target)} ]',
+    )
+
+
+def discard_step(name: str, paths: Sequence[str]) -> Step:
+    """Remove clusterctl's folders that are not releases."""
+    return Step(
+        name,
+        render("release/discard.sh.j2") + f"discard {words(paths)}",
+        unless=f'for path in {words(paths)}; do [ ! -e "$path" ] || exit 1; done',
+    )
+
+
+def remove_step(paths: ReleasePaths) -> Step:
+    """Remove a release."""
+    return Step(
+        "remove",
+        render("release/remove.sh.j2", release=paths.release, removing=paths.removing),
+    )
+
+
+def conda_name_steps(inventory: Inventory, manifest: Manifest) -> tuple[Step, ...]:
+    """The step that registers the environment's name. Without conda it changes nothing, and it never fails."""
+    name = manifest.name
+    if not _NAME.match(name) or name in (".", "..", "base", "root"):
+        return ()
+    values = {
+        "prefix": str(inventory.prefix),
+        "name": name,
+        "tops": [f"{top}/{kind}" for top in _TOPS for kind in _KINDS],
+        "kinds": list(_KINDS),
+        "mambas": list(_MAMBAS),
+    }
+    return (
+        Step(
+            "conda name",
+            render("release/conda_name.sh.j2", change=True, **values),
+            unless=render("release/conda_name.sh.j2", change=False, **values),
+        ),
+    )

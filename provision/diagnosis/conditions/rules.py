@@ -1,9 +1,12 @@
-"""The type of a rule, and functions that read a run's progress and samples."""
+"""The type of a rule, functions that read a run's progress and samples, and robust statistics over short series."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -100,3 +103,38 @@ def rates(samples: Iterable[Event]) -> Iterator[tuple[str, list[float]]]:
                     both = [value for value in (way.get("in"), way.get("out")) if isinstance(value, int | float)]
                     found.setdefault(name, []).extend([max(both)] if both else [])
     yield from found.items()
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def rolling(values: Sequence[float], width: int) -> list[float]:
+    """The median of every window of ``width`` values."""
+    return [median(values[start : start + width]) for start in range(len(values) - width + 1)]
+
+
+def noise(values: Sequence[float]) -> float:
+    """The standard deviation of the values around their trend.
+
+    Uses the median of the absolute differences, which a few spikes do not change. For normal noise this median is 0.954
+    of the standard deviation (0.6745 times the square root of 2).
+    """
+    steps = [abs(after - before) for before, after in itertools.pairwise(values)]
+    return median(steps) / 0.954 if steps else 0.0
+
+
+def slope(values: Sequence[float]) -> tuple[float, float]:
+    """The least-squares slope per index, and the slope over its standard error (Student's t)."""
+    count = len(values)
+    middle, level = (count - 1) / 2, fmean(values)
+    spread = sum((place - middle) ** 2 for place in range(count))
+    found = sum((place - middle) * (value - level) for place, value in enumerate(values)) / spread
+    rest = sum((value - level - found * (place - middle)) ** 2 for place, value in enumerate(values))
+    error = math.sqrt(rest / max(count - 2, 1) / spread)
+    return found, found / error if error else math.copysign(math.inf, found) if found else 0.0
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The value below which the share ``part`` of all values is."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]

@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple
 
 from provision.env.bundle.manifest import PACKAGE_FILE, Entry, Manifest, Package
 from provision.env.bundle.reader import Bundle
-from provision.env.relocation.relocate import relocate
-from provision.env.report.overview import architecture_order, is_data
-from provision.env.report.text import columns, line, number, size, some
+from provision.env.overview import architecture_order, is_data
+from provision.env.relocation import relocate
+from provision.env.source.environment import normalized, record_path, source_of
 from provision.env.source.files import parents
-from provision.env.source.packages import normalized, record_path, source_of
+from provision.env.text import columns, line, number, size, some
 from trainer.agent.contract.untrusted import parse_object
 
 Sign = Literal["+", "-", "~"]
@@ -280,9 +280,9 @@ def difference_text(difference: Difference, *, files: bool = False) -> str:
     lines += line(
         "facts", *_table([(fact.name, f"{fact.old or 'none'} -> {fact.new or 'none'}") for fact in difference.facts])
     )
-    lines += line("same version", *_table([(name, _counted(counts[name])) for name in difference.touched]))
-    lines += line("no package", *_table([(name, _counted(counts[name])) for name in difference.unowned]))
-    lines += line("data", *_table([(name, _counted(counts[name])) for name in difference.data]))
+    lines += line("same version", *_table([(name, _count_text(counts[name])) for name in difference.touched]))
+    lines += line("no package", *_table([(name, _count_text(counts[name])) for name in difference.unowned]))
+    lines += line("data", *_table([(name, _count_text(counts[name])) for name in difference.data]))
     lines += line("only times", *_times(difference))
     lines += line("deploy sends", *_sending_lines(difference))
     if files and difference.changes:
@@ -302,7 +302,7 @@ def _table(rows: list[tuple[str, str]]) -> list[str]:
     return some(columns(rows), FEW, "--json") if rows else []
 
 
-def _counted(count: dict[Any, int]) -> str:
+def _count_text(count: dict[Any, int]) -> str:
     words = {"+": "added", "-": "removed", "~": "changed"}
     parts = [f"{count[sign]:,} {words[sign]}" for sign in words if sign in count]
     return f"files: {', '.join(parts)}"

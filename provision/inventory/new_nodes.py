@@ -1,4 +1,7 @@
-"""Chooses names, data addresses and GPU counts for a new inventory, from the command line and nodes' facts. Pure."""
+"""The nodes of a new inventory: their names, data addresses and GPU counts, from the command line and nodes' facts.
+
+A node's facts are the output of ``templates/enrol/ask.sh.j2``. Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import ipaddress
 import itertools
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from ipaddress import IPv4Address, IPv4Interface
 from typing import TYPE_CHECKING
 
 from provision.errors import UsageError
@@ -17,10 +22,129 @@ from provision.inventory.selection import fold
 from provision.model import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from ipaddress import IPv4Network
 
-    from provision.inventory.asking import Facts, Interface
+_INFINIBAND = "32"  # ARPHRD_INFINIBAND of linux/if_arp.h
+_GPU = re.compile(r"GPU \d+: (?P<name>.*?)(?: \(UUID: .*)?")
+_IP = re.compile(r"\d+: (?P<name>[^\s@]+)\S*\s+inet (?P<address>[0-9.]+/\d+) ")
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface.
+
+    Attributes:
+        name: the kernel's name for it.
+        addresses: its IPv4 addresses, each with its network.
+        infiniband: whether it is IP over InfiniBand.
+        up: False if the kernel reports it as down.
+        speed: Mbit/s; None: unknown.
+    """
+
+    name: str
+    addresses: tuple[IPv4Interface, ...]
+    infiniband: bool = False
+    up: bool = True
+    speed: int | None = None
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port of an InfiniBand or RoCE adapter, as in sysfs: ``4: ACTIVE``, ``400 Gb/sec (4X NDR)``."""
+
+    device: str
+    number: str
+    layer: str
+    state: str
+    rate: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A node's facts. ``reached`` is the node's address in the ssh connection, empty if unknown."""
+
+    host: str
+    reached: str = ""
+    gpus: tuple[str, ...] = ()
+    interfaces: tuple[Interface, ...] = ()
+    ports: tuple[Port, ...] = ()
+
+
+def read_facts(out: str) -> Facts:
+    """The facts in the script's output. Unknown and malformed lines are skipped."""
+    values: dict[str, list[str]] = {}
+    for line in out.splitlines():
+        kind, tab, rest = line.partition("\t")
+        if tab:
+            values.setdefault(kind, []).append(rest)
+    if "ip" in values:
+        addresses = list(_from_ip(values["ip"]))
+    else:
+        addresses = list(_from_proc(values.get("trie", []), values.get("route", [])))
+    return Facts(
+        host="".join(values.get("host", [""])[:1]).strip(),
+        reached="".join(values.get("reached", [""])[:1]).strip(),
+        gpus=tuple(_gpu(text) for text in values.get("gpu", ())),
+        interfaces=tuple(
+            _interface(line.split("\t"), addresses) for line in values.get("net", ()) if line.count("\t") == 3
+        ),
+        ports=tuple(Port(*line.split("\t")) for line in values.get("port", ()) if line.count("\t") == 4),
+    )
+
+
+def _gpu(text: str) -> str:
+    found = _GPU.fullmatch(text.strip())
+    return found["name"] if found else text.strip()
+
+
+def _interface(words: Sequence[str], addresses: Sequence[tuple[str, IPv4Interface]]) -> Interface:
+    name, kind, state, speed = words
+    return Interface(
+        name,
+        tuple(address for owner, address in addresses if owner == name),
+        infiniband=kind == _INFINIBAND,
+        up=state not in {"down", "lowerlayerdown", "dormant", "notpresent"},  # "unknown" is usual for a tunnel or veth
+        speed=int(speed) if re.fullmatch("[0-9]{1,10}", speed) and 0 < int(speed) < 2**31 else None,  # -1: not known
+    )
+
+
+def _from_ip(lines: Sequence[str]) -> Iterator[tuple[str, IPv4Interface]]:
+    """``ip -o -4 address show``: ``2: eth0    inet 10.0.0.2/24 brd 10.0.0.255 scope global eth0 …``."""
+    for line in lines:
+        if found := _IP.match(line):
+            with suppress(ValueError):
+                yield found["name"], IPv4Interface(found["address"])
+
+
+def _from_proc(trie: Sequence[str], routes: Sequence[str]) -> Iterator[tuple[str, IPv4Interface]]:
+    """The local addresses of ``/proc/net/fib_trie``, each with the interface whose network in ``/proc/net/route`` fits.
+
+    The kernel's fs/proc and net/ipv4/fib_trie.c define both formats. Numbers in ``route`` are in the machine's byte
+    order, which is little-endian on every machine with GPUs.
+    """
+    networks = []
+    for line in routes:
+        words = line.split()
+        with suppress(ValueError, IndexError):
+            target, gateway, mask = (int(words[index], 16).to_bytes(4, "little") for index in (1, 2, 7))
+            if not any(gateway) and any(mask):
+                network = ipaddress.IPv4Network((target, str(IPv4Address(mask))))
+                networks.append((words[0], network))
+    local = dict.fromkeys(
+        below.split()[1]
+        for below, above in itertools.pairwise(trie)
+        if below.split()[:1] == ["|--"] and above.split() == ["/32", "host", "LOCAL"]
+    )
+    for text in local:
+        address = IPv4Address(text)
+        fitting = [(name, network) for name, network in networks if address in network]
+        if fitting:
+            name, network = max(fitting, key=lambda pair: pair[1].prefixlen)
+            yield name, IPv4Interface((address, network.prefixlen))
+
+
+# --- the choice -----------------------------------------------------------------------------------
 
 # Interfaces that reach no other node: containers, virtual machines, tunnels and service processors.
 _INWARD = re.compile(
@@ -45,7 +169,7 @@ class Wanted:
     origin: str = field(default="", compare=False)
 
 
-def wanted(hosts: Sequence[str]) -> tuple[Wanted, ...]:
+def parse_hosts(hosts: Sequence[str]) -> tuple[Wanted, ...]:
     """The nodes of the command line: each ``[NAME=]ADDRESS`` or ranges of both, such as ``gpu[1-4]=10.0.0.[1-4]``.
 
     Raises:
@@ -80,13 +204,13 @@ def wanted(hosts: Sequence[str]) -> tuple[Wanted, ...]:
     return tuple(found)
 
 
-def draft(hosts: Sequence[Wanted]) -> tuple[Node, ...]:
+def draft_nodes(hosts: Sequence[Wanted]) -> tuple[Node, ...]:
     """The nodes before any of them reported facts. The default name is the address's host name, or ``nodeN``."""
     names = _names(hosts, {})
     return tuple(_node(each, name) for each, name in zip(hosts, names, strict=True))
 
 
-def described(hosts: Sequence[Wanted], facts: Mapping[int, Facts]) -> tuple[tuple[Node, ...], tuple[str, ...]]:
+def describe_nodes(hosts: Sequence[Wanted], facts: Mapping[int, Facts]) -> tuple[tuple[Node, ...], tuple[str, ...]]:
     """The nodes of an inventory, and sentences that explain the choice.
 
     Args:
@@ -117,7 +241,7 @@ def data_addresses(facts: Mapping[int, Facts]) -> tuple[dict[int, str], str]:
     """
     if len(facts) < 2:
         return {}, ""
-    mine = {index: known for index, node in facts.items() if (known := _reached(node))}
+    mine = {index: known for index, node in facts.items() if (known := _ssh_interface(node))}
     if len(mine) < len(facts):  # ssh's network is unknown
         return {}, ""
     reached = [address.network for known in mine.values() for address in known.addresses]
@@ -198,7 +322,7 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _reached(node: Facts) -> Interface | None:
+def _ssh_interface(node: Facts) -> Interface | None:
     """The interface that ssh reached."""
     for interface in node.interfaces:
         if any(str(address.ip) == node.reached for address in interface.addresses):

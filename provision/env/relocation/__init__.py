@@ -1,1 +1,0 @@
-"""Rewrite an environment's files for another prefix."""

@@ -1,1 +1,0 @@
-"""Describes the contents of bundles and the differences between two bundles as text."""
