@@ -11,7 +11,7 @@ from provision.netbench import OPS, Row, bus_factor, parse_ops, parse_sizes, row
 from provision.netbench.events import reason, stage
 from provision.netbench.pairs import judge, rates, slow_pairs, tournament
 from provision.netbench.tuning import Setting, search
-from provision.tasks.bench_nodes import network_used
+from provision.tasks.bench import network_used
 
 M = 1 << 20
 
