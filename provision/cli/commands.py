@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from provision import summaries
 from provision.cli.cluster import load_or_here, on_nodes, retrying, session_on, to_work_on
 from provision.cli.options import SECONDS, number, reporting
 from provision.output import Reporter
+from provision.summaries.nodes import command_output, command_rows
 from provision.tasks.command import run_command
 from provision.tasks.failed import remember_failed
 
@@ -44,8 +44,8 @@ def run_on_nodes(
     with remember_failed(inventory, "run", nodes):
         with session_on(reporter, inventory, nodes) as session:
             result = run_command(session, words, root=root, deadline=deadline)
-        reporter.show(summaries.command_rows(result))
-        reporter.result(*summaries.command_output(result))
+        reporter.show(command_rows(result))
+        reporter.result(*command_output(result))
         result.raise_failed()
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from provision import summaries
 from provision.cli.cluster import load_or_here, on_nodes, session_on
 from provision.cli.options import DEADLINE as NODE_DEADLINE
 from provision.cli.options import Number, number, reporting
@@ -15,8 +14,9 @@ from provision.errors import NodesError, NodesFailedError, PreflightError
 from provision.inventory import fold, select
 from provision.output import Reporter
 from provision.session import Session
+from provision.summaries.health import check_output, finding_rows
+from provision.tasks.bundles import bundle_of
 from provision.tasks.check import DEADLINE, CheckOptions, CheckResult, check
-from provision.tasks.interchange import bundle_of
 from trainer.bounds import Bound
 
 
@@ -70,8 +70,8 @@ def check_command(
     options = CheckOptions(level, only, manifest, root, deadline)
     with session_on(reporter, inventory, nodes, asks_sudo=bool(root)) as session:
         result = check(session, options)
-    reporter.show(summaries.finding_rows(result, verbose=verbose))
-    reporter.result(*summaries.check_output(result))
+    reporter.show(finding_rows(result, verbose=verbose))
+    reporter.result(*check_output(result))
     if error := refusal(session, result):
         raise error
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from provision import summaries
 from provision.cli.cluster import load_inventory, on_nodes, relaying, retrying, session_on, to_work_on
 from provision.cli.options import COUNT, number, reporting
 from provision.env.bundle.layout import find_bundle
@@ -14,9 +13,17 @@ from provision.errors import NodesFailedError, UsageError
 from provision.hints import again
 from provision.inventory import fold, select
 from provision.output import Reporter
+from provision.summaries.nodes import (
+    deploy_output,
+    prune_output,
+    push_output,
+    releases_output,
+    rollback_output,
+    verify_output,
+)
+from provision.tasks.bundles import bundle_of
 from provision.tasks.deploy import DeployOptions, deploy
 from provision.tasks.failed import remember_failed
-from provision.tasks.interchange import bundle_of
 from provision.tasks.push import push
 from provision.tasks.releases import prune, releases, rollback, verify_release
 
@@ -70,7 +77,7 @@ def deploy_command(
         session_on(reporter, inventory, nodes, dry_run=dry_run) as session,
     ):
         result = deploy(session, bundle_of(bundle or find_bundle(Path()), emit=reporter), options)
-    reporter.result(*summaries.deploy_output(result, inventory))
+    reporter.result(*deploy_output(result, inventory))
 
 
 @click.command("releases")
@@ -82,7 +89,7 @@ def releases_command(reporter: Reporter, inventory_path: Path, limit: str | None
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes) as session:
         found = releases(session)
-    reporter.result(*summaries.releases_output(found.ok))
+    reporter.result(*releases_output(found.ok))
     if found.failed:
         raise NodesFailedError(
             f"no answer from {len(found.failed)} of {len(nodes)} nodes",
@@ -103,7 +110,7 @@ def rollback_command(
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes) as session:
         result = rollback(session, to)
-    reporter.result(*summaries.rollback_output(result))
+    reporter.result(*rollback_output(result))
 
 
 @click.command("prune")
@@ -124,7 +131,7 @@ def prune_command(
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes, dry_run=dry_run) as session:
         result = prune(session, keep)
-    reporter.result(*summaries.prune_output(result))
+    reporter.result(*prune_output(result))
 
 
 @click.command("verify")
@@ -139,7 +146,7 @@ def verify_command(
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes) as session:
         result = verify_release(session, release)
-    reporter.result(*summaries.verify_output(result.findings))
+    reporter.result(*verify_output(result.findings))
     changed = [each.node for each in result.findings if each.verdict != "OK" and each.node not in result.absent]
     parts = {
         "changed": changed,
@@ -188,7 +195,7 @@ def push_command(
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes, dry_run=dry_run) as session:
         result = push(session, source, destination, relay=relay == "on")
-    reporter.result(*summaries.push_output(result))
+    reporter.result(*push_output(result))
 
 
 COMMANDS = (deploy_command, push_command, releases_command, rollback_command, prune_command, verify_command)

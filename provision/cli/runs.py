@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from provision import summaries
 from provision.cli.cluster import load_or_here, on_nodes, session_on
 from provision.cli.options import COUNT, INDEX, Number, number, reporting
 from provision.cli.terminal import asking, asking_which, letting_go
@@ -17,6 +16,7 @@ from provision.model import Notice
 from provision.output import Reporter
 from provision.output_text import Line, clean, fold_equal
 from provision.run.follow import Entry
+from provision.summaries.runs import collect_output, logs_data, stop_output, train_output
 from provision.tasks.collect import collect
 from provision.tasks.logs import Logs, Wanted, logs
 from provision.tasks.resume import ResumeOptions, resume
@@ -44,7 +44,7 @@ class _Shower:
             count = len(found.lines)
             self._reporter(Notice(f"showing the last {count} lines; for all lines: clusterctl logs -n all {found.run}"))
         if self._as_json and not self._streams:
-            self._reporter.result(summaries.logs_data(found))
+            self._reporter.result(logs_data(found))
         else:
             for entry in found.lines:
                 self.line(entry)
@@ -134,7 +134,7 @@ def stop_command(
     ask = None if yes else asking_which(reporter)
     with session_on(reporter, inventory, nodes) as session:
         result = stop(session, run, save=save, others_too=yes, ask=ask)
-    reporter.result(*summaries.stop_output(result))
+    reporter.result(*stop_output(result))
     result.raise_failed()
 
 
@@ -168,7 +168,7 @@ def resume_command(
     options = ResumeOptions(force, count, restarts, Following(detach, asking(reporter)))
     with letting_go(), session_on(reporter, inventory, nodes) as session:
         result = resume(session, run, options)
-    reporter.result(*summaries.train_output(result))
+    reporter.result(*train_output(result))
 
 
 @click.command("collect")
@@ -198,7 +198,7 @@ def collect_command(
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes) as session:
         result = collect(session, run, folder, only=only, fp32=fp32)
-    reporter.result(*summaries.collect_output(result))
+    reporter.result(*collect_output(result))
     if result.failed:
         raise NodesFailedError(
             f"run {result.run} was not copied completely from {len(result.failed)} of its nodes",

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import click
 
-from provision import services, summaries
+from provision import services
 from provision.cli.cluster import load_inventory, on_nodes, retrying, session_on, to_work_on
 from provision.cli.options import DEADLINE, number, reporting
 from provision.errors import NodesFailedError, UsageError
 from provision.hints import again
 from provision.inventory import select
 from provision.output import Reporter
+from provision.summaries.nodes import services_output
 from provision.tasks import services as tasks
 from provision.tasks.failed import remember_failed
 
@@ -96,7 +97,7 @@ def services_apply(
         session_on(reporter, inventory, nodes, dry_run=dry_run) as session,
     ):
         result = tasks.apply(session, names, scripts_to=scripts, deadline=deadline)
-    reporter.result(*summaries.services_output(result, "apply"))
+    reporter.result(*services_output(result, "apply"))
 
 
 @services_group.command("status")
@@ -117,7 +118,7 @@ def services_status(
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes, dry_run=True) as session:
         result = tasks.apply(session, names, deadline=deadline)
-    reporter.result(*summaries.services_output(result, "status"))
+    reporter.result(*services_output(result, "status"))
 
 
 @services_group.command("verify")
@@ -141,7 +142,7 @@ def services_verify(
     nodes = select(inventory, limit=limit, exclude=exclude)
     with session_on(reporter, inventory, nodes) as session:
         result = tasks.verify(session, names, deadline=deadline)
-    reporter.result(*summaries.services_output(result, "verify"))
+    reporter.result(*services_output(result, "verify"))
     wrong = [name for name, steps in result.steps.items() if any(step.state == "failed" for step in steps)]
     if result.unreached:
         raise NodesFailedError(
@@ -189,7 +190,7 @@ def services_undo(
         session_on(reporter, inventory, nodes, dry_run=dry_run) as session,
     ):
         result = tasks.undo(session, names, deadline=deadline)
-    reporter.result(*summaries.services_output(result, "undo"))
+    reporter.result(*services_output(result, "undo"))
 
 
 COMMANDS = (services_group,)

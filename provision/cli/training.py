@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from provision import launchers, summaries
+from provision import launchers
 from provision.cli.cluster import load_or_here, on_nodes, refuse_alone, session_on
 from provision.cli.options import COUNT, INDEX, SECONDS, number, reporting
 from provision.cli.terminal import asking, letting_go
@@ -26,6 +26,7 @@ from provision.run import Job
 from provision.run.shells import as_cmd, as_powershell, as_sh
 from provision.run.spec import count_nodes
 from provision.session import Session
+from provision.summaries.runs import train_output
 from provision.tasks import train as tasks
 from provision.tasks.gate import GateOptions
 from provision.tasks.start import Following
@@ -172,7 +173,7 @@ def train_command(
         return
     with letting_go(), session_on(reporter, inventory, nodes) as session:
         result = tasks.train(session, asked)
-    reporter.result(*summaries.train_output(result))
+    reporter.result(*train_output(result))
 
 
 def _show(reporter: Reporter, session: Session, asked: Training, shell: str) -> None:

@@ -120,7 +120,7 @@ def test_what_the_system_refuses_and_nobody_has_words_for_is_no_traceback(run, m
     def refuse(*_args, **_options):
         raise error
 
-    monkeypatch.setattr("provision.tasks.inspect.inspect", refuse)
+    monkeypatch.setattr("provision.tasks.bundles.inspect", refuse)
     assert run("inspect", "x") == (2, "", f"error: {said}\n")
     code, out, _ = run("inspect", "x", "--json")
     assert (code, json.loads(out)["error"]["message"]) == (2, said)

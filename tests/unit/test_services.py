@@ -12,7 +12,7 @@ from provision.inventory.schema import Section
 from provision.model import Inventory, Node, StepResult
 from provision.services import chrony, hosts, limits
 from provision.services.kit import plans
-from provision.summaries import services_output
+from provision.summaries.nodes import services_output
 from provision.tasks.services import ServicesResult
 
 NODES = tuple(Node(f"gpu0{n}", f"10.0.0.{n}", f"10.1.0.{n}") for n in (1, 2, 3))

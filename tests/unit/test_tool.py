@@ -15,7 +15,7 @@ import pytest
 
 from provision.errors import UsageError
 from provision.model import Notice, Progress, ignore
-from provision.tasks.tool import pack_tool
+from provision.tasks.bundles import pack_tool
 from provision.tool import archive, contents, distributions, pack
 from provision.tool.compiled import compiled
 from provision.tool.contents import Item, running
