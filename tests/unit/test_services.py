@@ -123,6 +123,6 @@ def test_nothing_to_undo_is_one_line():
 def test_tasks_name_no_service():
     """What a service needs beyond its steps is data, such as its packages; no task has a rule for one service."""
     tasks = Path(services.__file__).parents[1] / "tasks"
-    for path in (tasks / "services.py", tasks / "os_packages.py", tasks / "deploy.py"):
+    for path in (tasks / "services.py", tasks / "deploy.py"):
         named = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
         assert not named & set(services.names()), path
