@@ -15,7 +15,7 @@ from provision.inventory import select
 from provision.output import Reporter
 from provision.output_text import Line
 from provision.summaries.metrics import loss_curve, metrics_lines, metrics_output
-from provision.tasks.metrics import Log, Metrics, open_log, read_logs, read_run
+from provision.tasks.logs import Log, Metrics, open_log, read_logs, read_run
 from trainer.bounds import Bound
 from trainer.reader import as_csv
 

@@ -19,9 +19,9 @@ from provision.run.follow import Entry
 from provision.summaries.runs import collect_output, logs_data, stop_output, train_output
 from provision.tasks.collect import collect
 from provision.tasks.logs import Logs, Wanted, logs
-from provision.tasks.resume import ResumeOptions, resume
+from provision.tasks.runs import stop
 from provision.tasks.start import Following
-from provision.tasks.stop import stop
+from provision.tasks.train import ResumeOptions, resume
 from trainer.bounds import Bound
 
 LINES = 1000  # default of logs --lines

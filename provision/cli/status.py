@@ -14,7 +14,7 @@ from provision.inventory import select
 from provision.output import Reporter
 from provision.summaries.runs import run_output
 from provision.summaries.status import status_output
-from provision.tasks.status import run_status, status
+from provision.tasks.runs import run_status, status
 
 
 @click.command("status")

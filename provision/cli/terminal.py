@@ -20,7 +20,7 @@ import click
 
 from provision.errors import InterruptedByUser
 from provision.inventory import fold
-from provision.tasks.attach import Ask, Choice, HungUp
+from provision.tasks.start import Ask, Choice, HungUp
 
 if TYPE_CHECKING:
     from provision.model import Node

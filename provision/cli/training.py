@@ -148,7 +148,7 @@ def train_command(
     inventory = load_or_here(inventory_path, reporter, nodes=count, starts=True)
     nodes = select(inventory, limit=limit, exclude=exclude, count=count)
     if not words and module is None:
-        words = (str(find_config(None, inventory)),)
+        words = (str(find_config(inventory)),)
     job: Job = from_words(words, module=module, **job_options)
     if inventory.alone:
         refuse_alone(count if count is not None else job.nodes)

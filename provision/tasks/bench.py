@@ -30,7 +30,7 @@ from provision.render import quote
 from provision.run import RunFiles, RunSpec, Worker, new_run_id, readiness
 from provision.run.files import sources
 from provision.run.found import Used, read_network
-from provision.tasks.prepare import Answer, prepare, remove_folders, unreachable
+from provision.tasks.gate import Answer, prepare, remove_folders, unreachable
 from provision.tasks.runs import run_folder
 
 if TYPE_CHECKING:
