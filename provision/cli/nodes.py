@@ -1,4 +1,7 @@
-"""``clusterctl deploy``, ``push``, ``releases``, ``rollback``, ``prune`` and ``verify``."""
+"""``clusterctl deploy``, ``releases``, ``rollback``, ``prune``, ``verify``, ``push`` and ``run``.
+
+Each command imports its task when it is called: together they take much longer to import.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,15 @@ from pathlib import Path
 
 import click
 
-from provision.cli.cluster import load_inventory, on_nodes, relaying, retrying, session_on, to_work_on
-from provision.cli.options import COUNT, number, reporting
-from provision.env.bundle.layout import find_bundle
+from provision.cli.cluster import Selection, load_inventory, on_nodes, relaying, remember_failed, retrying, session_on
+from provision.cli.options import COUNT, SECONDS, number, reporting
 from provision.errors import NodesFailedError, UsageError
 from provision.hints import again
-from provision.inventory import fold, select
+from provision.inventory import fold
 from provision.output import Reporter
 from provision.summaries.nodes import (
+    command_output,
+    command_rows,
     deploy_output,
     prune_output,
     push_output,
@@ -21,11 +25,6 @@ from provision.summaries.nodes import (
     rollback_output,
     verify_output,
 )
-from provision.tasks.bundles import bundle_of
-from provision.tasks.deploy import DeployOptions, deploy
-from provision.tasks.failed import remember_failed
-from provision.tasks.push import push
-from provision.tasks.releases import prune, releases, rollback, verify_release
 
 
 @click.command("deploy")
@@ -47,9 +46,7 @@ from provision.tasks.releases import prune, releases, rollback, verify_release
 @reporting
 def deploy_command(
     reporter: Reporter,
-    inventory_path: Path,
-    limit: str | None,
-    exclude: str | None,
+    selection: Selection,
     bundle: Path | None,
     *,
     dry_run: bool,
@@ -65,10 +62,14 @@ def deploy_command(
     The bundle becomes the current release, which the inventory's prefix points to. BUNDLE defaults to the only .ccb
     file in this directory. A conda-pack archive works too. Deploying the same bundle again changes nothing.
     """
+    from provision.env.bundle.layout import find_bundle  # noqa: PLC0415
+    from provision.tasks.bundles import bundle_of  # noqa: PLC0415
+    from provision.tasks.deploy import DeployOptions, deploy  # noqa: PLC0415
+
     if scripts and not dry_run:
         raise UsageError("--scripts goes with --dry-run", hint=again(reporter.typed, "deploy", "--dry-run"))
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = to_work_on(reporter, inventory, "deploy", limit=limit, exclude=exclude, retry_failed=retry_failed)
+    inventory = load_inventory(selection.path, reporter)
+    nodes = selection.nodes_for(reporter, inventory, "deploy", retry_failed=retry_failed)
     if not nodes:
         return
     options = DeployOptions(scripts, relay == "on", repair, accept_unrewritable, not no_services)
@@ -83,18 +84,18 @@ def deploy_command(
 @click.command("releases")
 @on_nodes
 @reporting
-def releases_command(reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None) -> None:
+def releases_command(reporter: Reporter, selection: Selection) -> None:
     """List the releases installed on each node."""
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    with session_on(reporter, inventory, nodes) as session:
+    from provision.tasks.releases import releases  # noqa: PLC0415
+
+    with selection.session(reporter) as session:
         found = releases(session)
     reporter.result(*releases_output(found.ok))
     if found.failed:
         raise NodesFailedError(
-            f"no answer from {len(found.failed)} of {len(nodes)} nodes",
+            f"no answer from {len(found.failed)} of {len(session.nodes)} nodes",
             reasons=found.reasons,
-            hint=session.without(found.failed, len(nodes)),
+            hint=session.without(found.failed, len(session.nodes)),
         )
 
 
@@ -102,13 +103,11 @@ def releases_command(reporter: Reporter, inventory_path: Path, limit: str | None
 @on_nodes
 @click.option("--to", metavar="RELEASE", help="Release to switch to.  [default: the previous one]")
 @reporting
-def rollback_command(
-    reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, to: str | None
-) -> None:
+def rollback_command(reporter: Reporter, selection: Selection, to: str | None) -> None:
     """Switch back to the previous release."""
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    with session_on(reporter, inventory, nodes) as session:
+    from provision.tasks.releases import rollback  # noqa: PLC0415
+
+    with selection.session(reporter) as session:
         result = rollback(session, to)
     reporter.result(*rollback_output(result))
 
@@ -120,16 +119,14 @@ def rollback_command(
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
 @reporting
-def prune_command(
-    reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, keep: int, *, dry_run: bool
-) -> None:
+def prune_command(reporter: Reporter, selection: Selection, keep: int, *, dry_run: bool) -> None:
     """Remove old releases.
 
     The current release and releases that a process runs from are always kept.
     """
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    with session_on(reporter, inventory, nodes, dry_run=dry_run) as session:
+    from provision.tasks.releases import prune  # noqa: PLC0415
+
+    with selection.session(reporter, dry_run=dry_run) as session:
         result = prune(session, keep)
     reporter.result(*prune_output(result))
 
@@ -138,13 +135,11 @@ def prune_command(
 @on_nodes
 @click.option("--release", metavar="RELEASE", help="Release to check.  [default: the current one]")
 @reporting
-def verify_command(
-    reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, release: str | None
-) -> None:
+def verify_command(reporter: Reporter, selection: Selection, release: str | None) -> None:
     """Compare every file of a release with what was deployed."""
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    with session_on(reporter, inventory, nodes) as session:
+    from provision.tasks.releases import verify_release  # noqa: PLC0415
+
+    with selection.session(reporter) as session:
         result = verify_release(session, release)
     reporter.result(*verify_output(result.findings))
     changed = [each.node for each in result.findings if each.verdict != "OK" and each.node not in result.absent]
@@ -161,7 +156,7 @@ def verify_command(
             *(result.hints or ([f"clusterctl check --limit {fold(result.unread)}"] if result.unread else [])),
         ]
         raise NodesFailedError(
-            f"{sum(map(len, parts.values()))} of {len(nodes)} nodes differ from what was deployed: "
+            f"{sum(map(len, parts.values()))} of {len(session.nodes)} nodes differ from what was deployed: "
             + ", ".join(f"{len(names)} {what}" for what, names in parts.items() if names),
             reasons=result.unread,  # the findings show the rest
             hint="; ".join(hints),
@@ -177,9 +172,7 @@ def verify_command(
 @reporting
 def push_command(
     reporter: Reporter,
-    inventory_path: Path,
-    limit: str | None,
-    exclude: str | None,
+    selection: Selection,
     relay: str,
     source: Path,
     destination: str,
@@ -191,11 +184,54 @@ def push_command(
     DEST is an absolute path on the nodes. Files that a node already has are not sent again. An interrupted push
     continues where it stopped.
     """
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    with session_on(reporter, inventory, nodes, dry_run=dry_run) as session:
+    from provision.tasks.push import push  # noqa: PLC0415
+
+    with selection.session(reporter, dry_run=dry_run) as session:
         result = push(session, source, destination, relay=relay == "on")
     reporter.result(*push_output(result))
 
 
-COMMANDS = (deploy_command, push_command, releases_command, rollback_command, prune_command, verify_command)
+# Everything after the first word of CMD belongs to it, options too, so the `--` is optional.
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@on_nodes
+@retrying
+@click.option("--root", is_flag=True, help="Run it as root, with sudo if the ssh user is not root.")
+@number("--deadline", metavar="SECONDS", type=SECONDS, help="Time limit of each node.")
+@click.argument("words", nargs=-1, required=True, metavar="CMD...", type=click.UNPROCESSED)
+@reporting
+def run_on_nodes(
+    reporter: Reporter,
+    selection: Selection,
+    words: tuple[str, ...],
+    deadline: float | None,
+    *,
+    root: bool,
+    retry_failed: bool,
+) -> None:
+    """Run a command on every node.
+
+    Nodes with the same output are shown together. CMD is a program with its arguments, or one quoted sh command line.
+    """
+    from provision.tasks.command import run_command  # noqa: PLC0415
+
+    inventory = selection.load_or_here(reporter)
+    nodes = selection.nodes_for(reporter, inventory, "run", retry_failed=retry_failed)
+    if not nodes:
+        return
+    with remember_failed(inventory, "run", nodes):
+        with session_on(reporter, inventory, nodes) as session:
+            result = run_command(session, words, root=root, deadline=deadline)
+        reporter.show(command_rows(result))
+        reporter.result(*command_output(result))
+        result.raise_failed()
+
+
+COMMANDS = (
+    deploy_command,
+    releases_command,
+    rollback_command,
+    prune_command,
+    verify_command,
+    push_command,
+    run_on_nodes,
+)

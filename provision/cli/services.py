@@ -8,15 +8,13 @@ from pathlib import Path
 import click
 
 from provision import services
-from provision.cli.cluster import load_inventory, on_nodes, retrying, session_on, to_work_on
+from provision.cli.cluster import Selection, load_inventory, on_nodes, remember_failed, retrying, session_on
 from provision.cli.options import DEADLINE, number, reporting
 from provision.errors import NodesFailedError, UsageError
 from provision.hints import again
-from provision.inventory import select
 from provision.output import Reporter
 from provision.summaries.nodes import services_output
 from provision.tasks import services as tasks
-from provision.tasks.failed import remember_failed
 
 
 def _complete(_ctx: click.Context, _argument: click.Parameter, start: str) -> list[str]:
@@ -71,9 +69,7 @@ def services_group() -> None:
 @reporting
 def services_apply(
     reporter: Reporter,
-    inventory_path: Path,
-    limit: str | None,
-    exclude: str | None,
+    selection: Selection,
     names: tuple[str, ...],
     deadline: float,
     scripts: Path | None,
@@ -87,9 +83,9 @@ def services_apply(
     """
     if scripts and not dry_run:
         raise UsageError("--scripts goes with --dry-run", hint=again(reporter.typed, "services apply", "--dry-run"))
-    inventory = load_inventory(inventory_path, reporter)
+    inventory = load_inventory(selection.path, reporter)
     command = "services apply"
-    nodes = to_work_on(reporter, inventory, command, limit=limit, exclude=exclude, retry_failed=retry_failed)
+    nodes = selection.nodes_for(reporter, inventory, command, retry_failed=retry_failed)
     if not nodes:
         return
     with (
@@ -107,16 +103,12 @@ def services_apply(
 @reporting
 def services_status(
     reporter: Reporter,
-    inventory_path: Path,
-    limit: str | None,
-    exclude: str | None,
+    selection: Selection,
     names: tuple[str, ...],
     deadline: float,
 ) -> None:
     """Show where nodes differ from the inventory."""
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    with session_on(reporter, inventory, nodes, dry_run=True) as session:
+    with selection.session(reporter, dry_run=True) as session:
         result = tasks.apply(session, names, deadline=deadline)
     reporter.result(*services_output(result, "status"))
 
@@ -128,9 +120,7 @@ def services_status(
 @reporting
 def services_verify(
     reporter: Reporter,
-    inventory_path: Path,
-    limit: str | None,
-    exclude: str | None,
+    selection: Selection,
     names: tuple[str, ...],
     deadline: float,
 ) -> None:
@@ -138,21 +128,19 @@ def services_verify(
 
     Tests running services: whether clocks follow the head, shares are mounted and fresh, and so on.
     """
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    with session_on(reporter, inventory, nodes) as session:
+    with selection.session(reporter) as session:
         result = tasks.verify(session, names, deadline=deadline)
     reporter.result(*services_output(result, "verify"))
     wrong = [name for name, steps in result.steps.items() if any(step.state == "failed" for step in steps)]
     if result.unreached:
         raise NodesFailedError(
-            f"no answer from {len(result.unreached)} of {len(nodes)} nodes",
+            f"no answer from {len(result.unreached)} of {len(session.nodes)} nodes",
             reasons=result.unreached,
-            hint=session.without(result.unreached, len(nodes)),
+            hint=session.without(result.unreached, len(session.nodes)),
         )
     if wrong:
         raise NodesFailedError(
-            f"services do not work on {len(wrong)} of {len(nodes)} nodes",
+            f"services do not work on {len(wrong)} of {len(session.nodes)} nodes",
             reasons={},  # the result shows them
             hint="to repair them: clusterctl services apply",
         )
@@ -167,9 +155,7 @@ def services_verify(
 @reporting
 def services_undo(
     reporter: Reporter,
-    inventory_path: Path,
-    limit: str | None,
-    exclude: str | None,
+    selection: Selection,
     names: tuple[str, ...],
     deadline: float,
     *,
@@ -180,9 +166,9 @@ def services_undo(
 
     Files are restored byte for byte. SERVICE defaults to all services.
     """
-    inventory = load_inventory(inventory_path, reporter)
+    inventory = load_inventory(selection.path, reporter)
     command = "services undo"
-    nodes = to_work_on(reporter, inventory, command, limit=limit, exclude=exclude, retry_failed=retry_failed)
+    nodes = selection.nodes_for(reporter, inventory, command, retry_failed=retry_failed)
     if not nodes:
         return
     with (

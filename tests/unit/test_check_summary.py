@@ -9,11 +9,11 @@ import pytest
 
 from provision import checks
 from provision.checks import Answer, Plan, ids, judged, load
-from provision.cli.health import refusal
+from provision.cli.check import refusal
 from provision.errors import NodesFailedError, PreflightError
 from provision.model import CommandLine, Inventory, Node
 from provision.session import Session
-from provision.summaries.health import check_output, finding_rows
+from provision.summaries.check import check_output, finding_rows
 from provision.tasks.check import CheckResult, judge
 
 NAMES = [f"gpu{number:02}" for number in range(1, 17)]

@@ -602,17 +602,17 @@ def test_several_running_runs_are_named_with_the_command_for_each(monkeypatch):
 def test_a_terminal_says_what_it_will_stop_and_asks(monkeypatch, capsys, ids, typed, meant):
     import io
 
-    from provision.cli.terminal import asking_which
+    from provision.cli.runs import ask_which_run
     from provision.errors import InterruptedByUser
     from provision.output import Reporter
 
-    assert asking_which(Reporter()) is None  # no terminal: nobody is asked
+    assert ask_which_run(Reporter()) is None  # no terminal: nobody is asked
     inventory, found = going(*ids)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{typed}\n"))
     for stream in (sys.stdin, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(runs_module, "find_all", lambda *_, **__: found)
-    ask = asking_which(Reporter(out=io.StringIO(), err=io.StringIO()))
+    ask = ask_which_run(Reporter(out=io.StringIO(), err=io.StringIO()))
     if meant:
         assert find(Session(inventory, [NODE]), None, live_first=True, ask=ask)[0].id == meant
     else:
