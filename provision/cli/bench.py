@@ -90,6 +90,3 @@ def _keep(reporter: Reporter, inventory: Inventory, tuning: Tuning, *, write: bo
         reporter.warn(f"{file} was not changed; --tune --write sets {tuning.best} in its train.env")
         return False
     return write_tuning(inventory, tuning)
-
-
-COMMANDS = (bench_group,)

@@ -166,6 +166,3 @@ def pack_tool_command(reporter: Reporter, output: Path | None) -> None:
     from provision.tasks import bundles as tasks  # noqa: PLC0415
 
     reporter.result(*tool_output(tasks.pack_tool(output=output, emit=reporter)))
-
-
-COMMANDS = (pack_env_command, inspect_command, diff_command, pack_os_command, pack_tool_command)

@@ -91,6 +91,3 @@ def refusal(session: Session, result: CheckResult) -> NodesError | None:
         hint = session.without(result.unreachable, len(result.nodes) + len(result.unreachable))
         return NodesFailedError(silent, reasons=result.unreachable, hint=hint)
     return None
-
-
-COMMANDS = (check_command,)

@@ -171,6 +171,15 @@ def session_on(
     )
 
 
+def no_answer(session: Session, silent: Mapping[str, str]) -> NodesFailedError:
+    """The error for nodes that did not answer, each with its reason."""
+    return NodesFailedError(
+        f"no answer from {len(silent)} of {len(session.nodes)} nodes",
+        reasons=silent,
+        hint=session.without(silent, len(session.nodes)),
+    )
+
+
 def refuse_alone(nodes: int | None) -> None:
     """Refuse several nodes without an inventory.
 

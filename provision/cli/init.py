@@ -134,6 +134,3 @@ def sandbox_down(reporter: Reporter, name: str | None, *, everything: bool) -> N
     for item in ended:
         sandbox.down(item)
     reporter.result({"ended": ended}, "removed " + ", ".join(ended))
-
-
-COMMANDS = (init_command, sandbox_group)

@@ -233,6 +233,3 @@ def diagnose_command(
         raise UsageError(f"one run at a time, not {len(run)}", hint=f"clusterctl diagnose {run[0]}")
     with selection.session_or_here(reporter) as session:
         reporter.result(*diagnosis_output(diagnose(session, run[0] if run else None)))
-
-
-COMMANDS = (logs_command, metrics_command, collect_command, diagnose_command)

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import click
 
-from provision.cli.cluster import Selection, load_inventory, on_nodes, relaying, remember_failed, retrying, session_on
+from provision.cli.cluster import (
+    Selection,
+    load_inventory,
+    no_answer,
+    on_nodes,
+    relaying,
+    remember_failed,
+    retrying,
+    session_on,
+)
 from provision.cli.options import COUNT, SECONDS, number, reporting
 from provision.errors import NodesFailedError, UsageError
 from provision.hints import again
@@ -92,11 +101,7 @@ def releases_command(reporter: Reporter, selection: Selection) -> None:
         found = releases(session)
     reporter.result(*releases_output(found.ok))
     if found.failed:
-        raise NodesFailedError(
-            f"no answer from {len(found.failed)} of {len(session.nodes)} nodes",
-            reasons=found.reasons,
-            hint=session.without(found.failed, len(session.nodes)),
-        )
+        raise no_answer(session, found.reasons)
 
 
 @click.command("rollback")
@@ -224,14 +229,3 @@ def run_on_nodes(
         reporter.show(command_rows(result))
         reporter.result(*command_output(result))
         result.raise_failed()
-
-
-COMMANDS = (
-    deploy_command,
-    releases_command,
-    rollback_command,
-    prune_command,
-    verify_command,
-    push_command,
-    run_on_nodes,
-)

@@ -221,6 +221,3 @@ def ds_config_command(reporter: Reporter, like: str | None, output: Path | None,
         return
     output.write_text(text, encoding="utf-8")
     reporter.result({"file": str(output), "config": config}, f"wrote {output}")
-
-
-COMMANDS = (plan_command, ds_config_command)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 import click
 
@@ -146,7 +146,7 @@ def run(words: Sequence[str], closed: AbstractSet[str] = frozenset()) -> NoRetur
         code = _failed(reporter, _unusable(error))
     finally:
         reporter.close()
-        _let_go_of_streams()
+        _flush_streams()
     sys.exit(code)
 
 
@@ -165,20 +165,16 @@ def _refused(reporter: Reporter, error: click.ClickException, words: Sequence[st
     return _failed(reporter, usage_error(error, words))
 
 
-def _let_go_of_streams() -> None:
+def _flush_streams() -> None:
     """Flush the streams. Output that cannot be written is dropped, or Python would fail again at exit."""
     for stream in (sys.stdout, sys.stderr):
-        _let_go(stream)
-
-
-def _let_go(stream: TextIO) -> None:
-    try:
-        stream.flush()
-    except (OSError, ValueError):
-        with suppress(OSError, ValueError):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, stream.fileno())
-            os.close(null)
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # noqa: PERF203 - two streams
+            with suppress(OSError, ValueError):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, stream.fileno())
+                os.close(null)
 
 
 def _unusable(error: OSError) -> UsageError:
@@ -222,7 +218,7 @@ class _Commands(click.Group):
             return None
         with Leaving(sys.argv[1:]):
             module = import_module(f"provision.cli.{MODULES[cmd_name]}")
-            commands: Sequence[click.Command] = module.COMMANDS
+            commands = (each for each in vars(module).values() if isinstance(each, click.Command))
             command = next(command for command in commands if command.name == cmd_name)
             _finish(command, cmd_name)
         return command

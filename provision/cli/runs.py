@@ -90,6 +90,3 @@ def ask_which_run(reporter: Reporter) -> Callable[[Sequence[Run]], Run] | None:
         raise InterruptedByUser("nothing was stopped")
 
     return ask
-
-
-COMMANDS = (status_command, stop_command)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from provision import services
-from provision.cli.cluster import Selection, load_inventory, on_nodes, remember_failed, retrying, session_on
+from provision.cli.cluster import Selection, load_inventory, no_answer, on_nodes, remember_failed, retrying, session_on
 from provision.cli.options import DEADLINE, number, reporting
 from provision.errors import NodesFailedError, UsageError
 from provision.hints import again
@@ -133,11 +133,7 @@ def services_verify(
     reporter.result(*services_output(result, "verify"))
     wrong = [name for name, steps in result.steps.items() if any(step.state == "failed" for step in steps)]
     if result.unreached:
-        raise NodesFailedError(
-            f"no answer from {len(result.unreached)} of {len(session.nodes)} nodes",
-            reasons=result.unreached,
-            hint=session.without(result.unreached, len(session.nodes)),
-        )
+        raise no_answer(session, result.unreached)
     if wrong:
         raise NodesFailedError(
             f"services do not work on {len(wrong)} of {len(session.nodes)} nodes",
@@ -177,6 +173,3 @@ def services_undo(
     ):
         result = tasks.undo(session, names, deadline=deadline)
     reporter.result(*services_output(result, "undo"))
-
-
-COMMANDS = (services_group,)

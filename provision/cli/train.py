@@ -158,7 +158,7 @@ def train_command(
     nodes = nodes[:wanted]
     env = read_variables(variables, reporter)
     if twice := [each for each in env if job.env.get(each, env[each]) != env[each]]:
-        reporter(Notice(f"--env {', '.join(twice)}: overridden by the value in the command after --", "warning"))
+        reporter.warn(f"--env {', '.join(twice)}: overridden by the value in the command after --")
     inventory = replace(inventory, train=replace(inventory.train, env={**inventory.train.env, **env}))
     asked = Training(
         job=job,
@@ -281,6 +281,3 @@ def detach_on_hangup() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-COMMANDS = (train_command, resume_command)

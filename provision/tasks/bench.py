@@ -272,7 +272,11 @@ def _tune(ready: World, size: int) -> tuple[Tuning, list[Event]]:
             session.warn(f"{setting}: {next(iter(error.reasons.values()), error)}")
             return None
         if not tried:
-            _refuse_other_networks(network_used(events))
+            if (used := network_used(events)) and used.kind != "TCP":
+                raise UsageError(
+                    f"--tune is about NCCL's sockets, and NCCL uses another network here: {used}",
+                    hint="to measure it without --tune: clusterctl bench nccl",
+                )
             first.extend(event for event in events if event["event"] != "row")
         (row,) = rows(events)
         tried.append(row.busbw)
@@ -284,14 +288,6 @@ def _tune(ready: World, size: int) -> tuple[Tuning, list[Event]]:
             return search(measure, Setting.of(ready.session.inventory.train.env)), first
         except ValueError as error:
             raise failures[0] if failures else NodesFailedError(str(error), reasons={}) from error
-
-
-def _refuse_other_networks(used: Used | None) -> None:
-    if used is not None and used.kind != "TCP":
-        raise UsageError(
-            f"--tune is about NCCL's sockets, and NCCL uses another network here: {used}",
-            hint="to measure it without --tune: clusterctl bench nccl",
-        )
 
 
 # --- the nodes ------------------------------------------------------------------------------------

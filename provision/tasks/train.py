@@ -271,14 +271,11 @@ def pack_files(job: Job, zero: str | None, *, any_key: bool = False) -> RunFiles
     if given is not None:
         raise UsageError(f"--zero {zero}: {job.target} has a DeepSpeed configuration: {given}", hint="omit --zero")
     name = f"ds_zero{zero}.json"
-    text = ds_config.text(ds_config.make(zero_request(zero)))
-    return pack(replace(job, args=(*job.args, f"deepspeed={name}")), generated={name: text.encode()}, any_key=any_key)
-
-
-def zero_request(zero: str) -> ds_config.Request:
-    """What ``--zero`` asks for; the Trainer fills in the rest. Offload moves everything that the stage can move."""
+    # The Trainer fills in the rest. Offload moves everything that the stage can move.
     stage, offload = int(zero[0]), "cpu" if zero.endswith("-offload") else "none"
-    return ds_config.Request(stage=stage, offload_optimizer=offload, offload_param=offload if stage == 3 else "none")
+    request = ds_config.Request(stage=stage, offload_optimizer=offload, offload_param=offload if stage == 3 else "none")
+    text = ds_config.text(ds_config.make(request))
+    return pack(replace(job, args=(*job.args, f"deepspeed={name}")), generated={name: text.encode()}, any_key=any_key)
 
 
 def visible(job: Job, nodes: Sequence[Node], env: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from provision.cli import main
-from provision.cli.cluster import last_failed, remember_failed
+from provision.cli.cluster import FAILED, last_failed, remember_failed
 from provision.errors import BundleError, InterruptedByUser, NodesFailedError, PreflightError
 from provision.model import Inventory, Node
 
