@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from provision.cli.options import reporting
+from provision.cli.options import importing, reporting
 from provision.errors import UsageError
 from provision.output import Reporter
 
@@ -58,8 +58,9 @@ def pack_env_command(
 
     ENV is the path or name of a conda environment. The default is the active one.
     """
-    from provision.summaries import bundles as summaries  # noqa: PLC0415
-    from provision.tasks import bundles as tasks  # noqa: PLC0415
+    with importing():
+        from provision.summaries import bundles as summaries  # noqa: PLC0415
+        from provision.tasks import bundles as tasks  # noqa: PLC0415
 
     if cpu_baseline and not with_ops:
         raise UsageError("--cpu-baseline goes with --with-ops")
@@ -98,8 +99,9 @@ def inspect_command(
     reporter: Reporter, bundle: Path, *, packages: bool, files: bool, prefix: bool, verify: bool
 ) -> None:
     """Show a bundle's versions, requirements, packages and sizes."""
-    from provision.summaries.bundles import inspection_output  # noqa: PLC0415
-    from provision.tasks import bundles as tasks  # noqa: PLC0415
+    with importing():
+        from provision.summaries.bundles import inspection_output  # noqa: PLC0415
+        from provision.tasks import bundles as tasks  # noqa: PLC0415
 
     found = tasks.inspect(bundle, verify=verify, emit=reporter)
     reporter.result(*inspection_output(found, packages=packages, files=files, prefix=prefix))
@@ -115,8 +117,9 @@ def diff_command(reporter: Reporter, old: Path, new: Path, *, files: bool) -> No
 
     Also shows how much a deploy of NEW sends to a node that has OLD.
     """
-    from provision.summaries.bundles import difference_output  # noqa: PLC0415
-    from provision.tasks import bundles as tasks  # noqa: PLC0415
+    with importing():
+        from provision.summaries.bundles import difference_output  # noqa: PLC0415
+        from provision.tasks import bundles as tasks  # noqa: PLC0415
 
     reporter.result(*difference_output(tasks.diff(old, new), files=files))
 
@@ -147,8 +150,9 @@ def pack_os_command(reporter: Reporter, packages: tuple[str, ...], **options: An
     PACKAGE defaults to what clusterctl's services need: chrony, nfs-common, nfs-kernel-server, infiniband-diags and
     opensm.
     """
-    from provision.summaries.bundles import os_pack_output  # noqa: PLC0415
-    from provision.tasks import bundles as tasks  # noqa: PLC0415
+    with importing():
+        from provision.summaries.bundles import os_pack_output  # noqa: PLC0415
+        from provision.tasks import bundles as tasks  # noqa: PLC0415
 
     release: str = options.pop("release")
     reporter.result(*os_pack_output(tasks.pack_os(release, packages, environ=os.environ, emit=reporter, **options)))
@@ -162,7 +166,8 @@ def pack_tool_command(reporter: Reporter, output: Path | None) -> None:
 
     The file runs on Linux machines that have no network, no pip and no Python.
     """
-    from provision.summaries.bundles import tool_output  # noqa: PLC0415
-    from provision.tasks import bundles as tasks  # noqa: PLC0415
+    with importing():
+        from provision.summaries.bundles import tool_output  # noqa: PLC0415
+        from provision.tasks import bundles as tasks  # noqa: PLC0415
 
     reporter.result(*tool_output(tasks.pack_tool(output=output, emit=reporter)))

@@ -134,6 +134,14 @@ def on_nodes(command: Callable[..., None]) -> Callable[..., None]:
 
 retrying = click.option("--retry-failed", is_flag=True, help="Only nodes where this command failed last time.")
 
+writing_scripts = click.option(
+    "--scripts",
+    "-O",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="With --dry-run: write the scripts to this directory.",
+)
+
 relaying = click.option(
     "--relay",
     type=click.Choice(["on", "off"]),

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from provision.cli.cluster import Selection, on_nodes
-from provision.cli.options import COUNT, INDEX, Number, number, reporting
+from provision.cli.options import COUNT, INDEX, Number, importing, number, reporting
 from provision.errors import NodesFailedError, UsageError
 from provision.inventory import fold
 from provision.model import Notice
@@ -187,7 +187,8 @@ def collect_command(
 
     Files that are already here are not sent again. RUN is a run's id or part of it. The default is the newest run.
     """
-    from provision.tasks.collect import collect  # noqa: PLC0415
+    with importing():
+        from provision.tasks.collect import collect  # noqa: PLC0415
 
     with selection.session_or_here(reporter) as session:
         result = collect(session, run, folder, only=only, fp32=fp32)
@@ -223,8 +224,9 @@ def diagnose_command(
     For a run that is still running, shows what is wrong with it. RUN is a run's id or part of it. The default is the
     newest run.
     """
-    from provision.summaries.diagnosis import diagnosis_output  # noqa: PLC0415
-    from provision.tasks.diagnose import diagnose, diagnose_files  # noqa: PLC0415
+    with importing():
+        from provision.summaries.diagnosis import diagnosis_output  # noqa: PLC0415
+        from provision.tasks.diagnose import diagnose, diagnose_files  # noqa: PLC0415
 
     if logs:
         reporter.result(*diagnosis_output(diagnose_files([*logs, *map(Path, run)])))

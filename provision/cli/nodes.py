@@ -18,8 +18,9 @@ from provision.cli.cluster import (
     remember_failed,
     retrying,
     session_on,
+    writing_scripts,
 )
-from provision.cli.options import COUNT, SECONDS, number, reporting
+from provision.cli.options import COUNT, SECONDS, importing, number, reporting
 from provision.errors import NodesFailedError, UsageError
 from provision.hints import again
 from provision.inventory import fold
@@ -44,13 +45,7 @@ from provision.summaries.nodes import (
 @click.option("--repair", is_flag=True, help="Replace an installed release whose files were changed.")
 @click.option("--no-services", is_flag=True, help="Do not apply the inventory's services.")
 @click.option("--accept-unrewritable", is_flag=True, help="Continue even if some files keep the old prefix.")
-@click.option(
-    "--scripts",
-    "-O",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="With --dry-run: write the scripts to this directory.",
-)
+@writing_scripts
 @click.argument("bundle", required=False, type=click.Path(path_type=Path))
 @reporting
 def deploy_command(
@@ -71,9 +66,10 @@ def deploy_command(
     The bundle becomes the current release, which the inventory's prefix points to. BUNDLE defaults to the only .ccb
     file in this directory. A conda-pack archive works too. Deploying the same bundle again changes nothing.
     """
-    from provision.env.bundle.layout import find_bundle  # noqa: PLC0415
-    from provision.tasks.bundles import bundle_of  # noqa: PLC0415
-    from provision.tasks.deploy import DeployOptions, deploy  # noqa: PLC0415
+    with importing():
+        from provision.env.bundle.layout import find_bundle  # noqa: PLC0415
+        from provision.tasks.bundles import bundle_of  # noqa: PLC0415
+        from provision.tasks.deploy import DeployOptions, deploy  # noqa: PLC0415
 
     if scripts and not dry_run:
         raise UsageError("--scripts goes with --dry-run", hint=again(reporter.typed, "deploy", "--dry-run"))
@@ -95,7 +91,8 @@ def deploy_command(
 @reporting
 def releases_command(reporter: Reporter, selection: Selection) -> None:
     """List the releases installed on each node."""
-    from provision.tasks.releases import releases  # noqa: PLC0415
+    with importing():
+        from provision.tasks.releases import releases  # noqa: PLC0415
 
     with selection.session(reporter) as session:
         found = releases(session)
@@ -110,7 +107,8 @@ def releases_command(reporter: Reporter, selection: Selection) -> None:
 @reporting
 def rollback_command(reporter: Reporter, selection: Selection, to: str | None) -> None:
     """Switch back to the previous release."""
-    from provision.tasks.releases import rollback  # noqa: PLC0415
+    with importing():
+        from provision.tasks.releases import rollback  # noqa: PLC0415
 
     with selection.session(reporter) as session:
         result = rollback(session, to)
@@ -129,7 +127,8 @@ def prune_command(reporter: Reporter, selection: Selection, keep: int, *, dry_ru
 
     The current release and releases that a process runs from are always kept.
     """
-    from provision.tasks.releases import prune  # noqa: PLC0415
+    with importing():
+        from provision.tasks.releases import prune  # noqa: PLC0415
 
     with selection.session(reporter, dry_run=dry_run) as session:
         result = prune(session, keep)
@@ -142,7 +141,8 @@ def prune_command(reporter: Reporter, selection: Selection, keep: int, *, dry_ru
 @reporting
 def verify_command(reporter: Reporter, selection: Selection, release: str | None) -> None:
     """Compare every file of a release with what was deployed."""
-    from provision.tasks.releases import verify_release  # noqa: PLC0415
+    with importing():
+        from provision.tasks.releases import verify_release  # noqa: PLC0415
 
     with selection.session(reporter) as session:
         result = verify_release(session, release)
@@ -189,7 +189,8 @@ def push_command(
     DEST is an absolute path on the nodes. Files that a node already has are not sent again. An interrupted push
     continues where it stopped.
     """
-    from provision.tasks.push import push  # noqa: PLC0415
+    with importing():
+        from provision.tasks.push import push  # noqa: PLC0415
 
     with selection.session(reporter, dry_run=dry_run) as session:
         result = push(session, source, destination, relay=relay == "on")
@@ -217,7 +218,8 @@ def run_on_nodes(
 
     Nodes with the same output are shown together. CMD is a program with its arguments, or one quoted sh command line.
     """
-    from provision.tasks.command import run_command  # noqa: PLC0415
+    with importing():
+        from provision.tasks.command import run_command  # noqa: PLC0415
 
     inventory = selection.load_or_here(reporter)
     nodes = selection.nodes_for(reporter, inventory, "run", retry_failed=retry_failed)

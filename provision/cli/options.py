@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
@@ -16,7 +17,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from provision.cli import SEPARATED
+from provision.cli import SEPARATED, Leaving
 from provision.errors import UsageError
 from provision.model import CommandLine
 from provision.output import Reporter
@@ -43,6 +44,11 @@ def reporting(command: Callable[..., None]) -> Callable[..., None]:
         command(reporter, *args, **kwargs)
 
     return wrapped
+
+
+def importing() -> Leaving:
+    """In this block, a command imports what only it needs. Ctrl-C ends the program, as during every other import."""
+    return Leaving(sys.argv[1:])
 
 
 def typed(context: click.Context) -> CommandLine:

@@ -8,7 +8,16 @@ from pathlib import Path
 import click
 
 from provision import services
-from provision.cli.cluster import Selection, load_inventory, no_answer, on_nodes, remember_failed, retrying, session_on
+from provision.cli.cluster import (
+    Selection,
+    load_inventory,
+    no_answer,
+    on_nodes,
+    remember_failed,
+    retrying,
+    session_on,
+    writing_scripts,
+)
 from provision.cli.options import DEADLINE, number, reporting
 from provision.errors import NodesFailedError, UsageError
 from provision.hints import again
@@ -57,13 +66,7 @@ def services_group() -> None:
 @on_nodes
 @retrying
 @_dry_run("changed")
-@click.option(
-    "--scripts",
-    "-O",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="With --dry-run: write the scripts to this directory.",
-)
+@writing_scripts
 @_deadline
 @_names
 @reporting
