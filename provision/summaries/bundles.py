@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from provision.env.report.difference import Difference, difference_data, difference_text
-from provision.env.report.overview import overview_data, overview_text
 from provision.env.report.text import number, size
 from provision.output_text import Summary
 
 if TYPE_CHECKING:
+    from provision.env.report.difference import Difference
     from provision.tasks.bundles import ExportResult, Inspection, PackOsResult, PackResult, ToolResult
 
 
@@ -66,6 +65,8 @@ def inspection_output(
     result: Inspection, *, packages: bool = False, files: bool = False, prefix: bool = False
 ) -> Summary:
     """After ``inspect``. The flags select what the text lists in full."""
+    from provision.env.report.overview import overview_data, overview_text  # noqa: PLC0415 - only ``inspect`` needs it
+
     data = {"bundle": str(result.bundle), "verified": result.verified, **overview_data(result.overview)}
     text = overview_text(result.overview, packages=packages, files=files, prefix=prefix, verified=result.verified)
     return data, text
@@ -73,6 +74,8 @@ def inspection_output(
 
 def difference_output(result: Difference, *, files: bool = False) -> Summary:
     """After ``diff``. With ``files`` the text lists every path."""
+    from provision.env.report.difference import difference_data, difference_text  # noqa: PLC0415 - only ``diff`` does
+
     return difference_data(result), difference_text(result, files=files)
 
 

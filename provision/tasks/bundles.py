@@ -2,6 +2,8 @@
 
 ``bundle_of`` also accepts an archive from conda-pack. An archive for conda-pack is written from a bundle, so that it
 has the files of a deploy. The temporary bundle is next to the archive, and as large as a ``.tar.zst``.
+
+Each function imports what only it needs, because together that takes much longer.
 """
 
 from __future__ import annotations
@@ -15,37 +17,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from provision.env.bundle.layout import INDEX, SUFFIX, bundle_name, find_files
-from provision.env.bundle.manifest import Manifest
 from provision.env.bundle.reader import Bundle, open_bundle
-from provision.env.interchange.export import Exported, compression, export
-from provision.env.interchange.importer import import_archive, origin
-from provision.env.interchange.unpack import format_of
-from provision.env.ops import choose, prebuild, unbuilt
-from provision.env.packing import temporary
-from provision.env.packing.pack import PackOptions, pack
-from provision.env.packing.writer import is_inside
-from provision.env.report.difference import Difference, compare
-from provision.env.report.overview import Overview
-from provision.env.source import facts
 from provision.env.source.environments import find_env
 from provision.errors import BundleError, UsageError
 from provision.model import Emit, Notice
 from provision.stages import stage
 
 if TYPE_CHECKING:
+    from provision.env.bundle.manifest import Manifest
+    from provision.env.interchange.export import Exported
+    from provision.env.report.difference import Difference
+    from provision.env.report.overview import Overview
     from provision.env.source.files import Source
     from provision.ospackages.bundle import OsBundle
     from provision.tool.pack import Tool
 
 ARCHIVE = ".tar.gz"  # conda-pack's default suffix
 TOOL = "clusterctl.run"
-PACKAGES = (
-    "chrony",
-    "nfs-common",
-    "nfs-kernel-server",
-    "infiniband-diags",
-    "opensm",
-)  # for clusterctl's services
+# What clusterctl's services need:
+PACKAGES = ("chrony", "nfs-common", "nfs-kernel-server", "infiniband-diags", "opensm")
 SMALLEST_PART = 1_000_000  # bytes; smaller parts would be thousands
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?:(?P<unit>[KMGT])(?P<binary>i)?)?B?", re.IGNORECASE)
@@ -98,6 +88,8 @@ def pack_env(
         UsageError: no such environment, or the output cannot be written.
         BundleError: the environment could not be packed.
     """
+    from provision.env.packing.pack import PackOptions, pack  # noqa: PLC0415
+
     prefix = find_env(env, environ)
     out = output or Path(prefix.name + SUFFIX)
     _refuse_folder(out, f"clusterctl pack-env -o {out / (prefix.name + SUFFIX)}")
@@ -154,19 +146,32 @@ def pack_archive(
         UsageError: no such environment, the output cannot be written, or its suffix is unknown.
         BundleError: the environment could not be packed, or the bundle is damaged.
     """
+    from provision.env.interchange.export import compression, export  # noqa: PLC0415
+    from provision.env.packing.pack import PackOptions, pack  # noqa: PLC0415
+    from provision.env.packing.temporary import create_folder_beside  # noqa: PLC0415
+    from provision.env.packing.writer import is_inside  # noqa: PLC0415
+
+    def path_for(name: str) -> Path:
+        out = output or Path(name + ARCHIVE)
+        _refuse_folder(out, f"--output {out / ('NAME' + ARCHIVE)}")
+        compression(out)
+        return out
+
+    def write(bundle: Bundle, out: Path) -> ExportResult:
+        return ExportResult(export(bundle, out, emit=emit), bundle.manifest, time.monotonic() - began)
+
     began = time.monotonic()
     if env is not None and env.endswith(SUFFIX) and os.path.isfile(env):  # noqa: PTH113 - False where unreadable
         bundle = open_bundle(Path(env))
-        out = _check_output(output or Path(bundle.manifest.name + ARCHIVE))
-        return _export(bundle, out, began, emit)
+        return write(bundle, path_for(bundle.manifest.name))
     prefix = find_env(env, environ)
-    out = _check_output(output or Path(prefix.name + ARCHIVE))
+    out = path_for(prefix.name)
     if is_inside(out, prefix):
         raise UsageError(f"{out} would be inside the environment", hint="write it elsewhere with --output")
-    with temporary.create_folder_beside(out) as folder:
+    with create_folder_beside(out) as folder:
         path = folder / (prefix.name + SUFFIX)
         pack(prefix, path, name=prefix.name, emit=emit, options=PackOptions(**options))
-        return _export(open_bundle(path), out, began, emit)
+        return write(open_bundle(path), out)
 
 
 def bundle_of(path: Path, *, emit: Emit) -> Path:
@@ -179,12 +184,21 @@ def bundle_of(path: Path, *, emit: Emit) -> Path:
         BundleError: the archive cannot be used.
         UsageError: the bundle cannot be written.
     """
-    if SUFFIX in path.suffixes or not os.path.isfile(path) or format_of(path) is None or _is_bundle(path):  # noqa: PTH113
-        return path  # ``open_bundle`` reports other files and files that cannot be read
+    if SUFFIX in path.suffixes or not os.path.isfile(path):  # noqa: PTH113
+        return path  # ``open_bundle`` reports files that cannot be read
+    from provision.env.interchange.importer import import_archive, origin  # noqa: PLC0415
+    from provision.env.interchange.unpack import format_of  # noqa: PLC0415
+
+    if format_of(path) is None or _is_bundle(path):
+        return path  # ``open_bundle`` reports other files
     out = path.with_name(path.name + SUFFIX)
     if not os.access(out.parent, os.W_OK):
         out = Path(out.name)
-    if not _is_imported_from(out, path):
+    try:
+        imported = origin(path) in open_bundle(out).manifest.notices
+    except (BundleError, UsageError):
+        imported = False  # it does not exist, or has an older format
+    if not imported:
         import_archive(path, out, emit=emit)
         emit(Notice(f"imported {path.name} as {out}; later deploys use it until {path.name} changes"))
     return out
@@ -211,6 +225,8 @@ def inspect(bundle: Path, *, verify: bool = False, emit: Emit) -> Inspection:
         BundleError: it is not a bundle, damaged, truncated or too new.
         UsageError: it cannot be read.
     """
+    from provision.env.report.overview import Overview  # noqa: PLC0415
+
     opened = open_bundle(bundle)
     if verify:
         opened.verify(emit)
@@ -224,6 +240,8 @@ def diff(old: Path, new: Path) -> Difference:
         BundleError: one of them is not a bundle, damaged, truncated or too new.
         UsageError: one of them cannot be read.
     """
+    from provision.env.report.difference import compare  # noqa: PLC0415
+
     return compare(open_bundle(old), open_bundle(new))
 
 
@@ -264,7 +282,7 @@ def pack_os(
         UsageError: the release or a package does not exist, the mirror fails, or the output cannot be written.
         BundleError: a package differs from its description in the archive.
     """
-    from provision.ospackages import bundle, families, releases  # noqa: PLC0415 - no other task here needs them
+    from provision.ospackages import bundle, families, releases  # noqa: PLC0415
 
     found = releases.find(release)
     family = families.of(found)
@@ -309,7 +327,7 @@ def pack_tool(*, output: Path | None = None, emit: Emit) -> ToolResult:
     Raises:
         UsageError: the running Python cannot be packed or lacks a package, or the output cannot be written.
     """
-    from provision.tool.pack import pack as pack_clusterctl  # noqa: PLC0415 - no other task here needs it
+    from provision.tool.pack import pack as pack_clusterctl  # noqa: PLC0415
 
     out = output or Path(TOOL)
     _refuse_folder(out, f"clusterctl pack-tool -o {out / TOOL}")
@@ -333,12 +351,15 @@ def _ops(
     Raises:
         UsageError: no such baseline.
     """
+    from provision.env.ops import choose, prebuild, unbuilt  # noqa: PLC0415
+    from provision.env.source.facts import platform  # noqa: PLC0415
+
     sites = sorted(str(path.relative_to(prefix)) for path in prefix.glob("lib/python*/site-packages") if path.is_dir())
     if not wanted:
         notices = unbuilt(prefix, sites)
         found: tuple[Source, ...] = ()
     else:
-        chosen = choose(baseline, facts.platform(prefix))
+        chosen = choose(baseline, platform(prefix))
         with stage(emit, "ops", "Building DeepSpeed's extensions (minutes the first time)", unit="steps") as shown:
             ops = prebuild(prefix, sites, chosen, _cache_folder(environ))
             shown.summary = ", ".join(ops.built) or "none"
@@ -348,32 +369,14 @@ def _ops(
     return found, notices
 
 
-def _check_output(out: Path) -> Path:
-    _refuse_folder(out, f"--output {out / ('NAME' + ARCHIVE)}")
-    compression(out)
-    return out
-
-
-def _export(bundle: Bundle, out: Path, started: float, emit: Emit) -> ExportResult:
-    archive = export(bundle, out, emit=emit)
-    return ExportResult(archive, bundle.manifest, time.monotonic() - started)
-
-
 def _is_bundle(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(len(INDEX)) == INDEX.encode()
 
 
-def _is_imported_from(bundle: Path, archive: Path) -> bool:
-    try:
-        return origin(archive) in open_bundle(bundle).manifest.notices
-    except (BundleError, UsageError):
-        return False  # it does not exist, or has an older format
-
-
 def _own_mirrors() -> dict[str, str]:
     """The first archive of each suite in this machine's apt sources."""
-    from provision.ospackages.apt import SCHEMES  # noqa: PLC0415 - see ``pack_os``
+    from provision.ospackages.apt import SCHEMES  # noqa: PLC0415
     from provision.sandbox.mirror import sources  # noqa: PLC0415
 
     found: dict[str, str] = {}
