@@ -179,11 +179,11 @@ def session_on(
     )
 
 
-def no_answer(session: Session, silent: Mapping[str, str]) -> NodesFailedError:
-    """The error for nodes that did not answer, each with its reason."""
+def no_answer(session: Session, silent: Mapping[str, str], *, shown: bool = False) -> NodesFailedError:
+    """The error for nodes that did not answer, each with its reason; without the reasons if the result shows them."""
     return NodesFailedError(
         f"no answer from {len(silent)} of {len(session.nodes)} nodes",
-        reasons=silent,
+        reasons={} if shown else silent,
         hint=session.without(silent, len(session.nodes)),
     )
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from provision.cli.cluster import Selection, on_nodes
+from provision.cli.cluster import Selection, no_answer, on_nodes
 from provision.cli.options import reporting
-from provision.errors import InterruptedByUser, NodesFailedError
+from provision.errors import InterruptedByUser
 from provision.inventory import fold
 from provision.output import Reporter
 from provision.summaries.runs import run_output, stop_output
@@ -36,11 +36,7 @@ def status_command(reporter: Reporter, selection: Selection, run: str | None) ->
     now = time.time()
     reporter.result(*(run_output(found, now) if isinstance(found, RunStatus) else status_output(found, now)))
     if found.unreachable:
-        raise NodesFailedError(
-            f"no answer from {len(found.unreachable)} of {len(session.nodes)} nodes",
-            reasons={},  # the result shows them
-            hint=session.without(found.unreachable, len(session.nodes)),
-        )
+        raise no_answer(session, found.unreachable, shown=True)
 
 
 @click.command("stop")
