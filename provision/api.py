@@ -31,16 +31,15 @@ from provision.run.found import Run
 from provision.run.record import TrainResult
 from provision.run.spec import count_nodes
 from provision.session import Session
+from provision.tasks import bundles as packing
 from provision.tasks import deploy as deploying
-from provision.tasks import metrics as reading
-from provision.tasks import pack as packing
+from provision.tasks import logs as reading
 from provision.tasks import runs as finding
 from provision.tasks import train as training
+from provision.tasks.bundles import PackResult, bundle_of
 from provision.tasks.deploy import DeployOptions, DeployResult
 from provision.tasks.gate import GateOptions
-from provision.tasks.interchange import bundle_of
-from provision.tasks.metrics import Metrics
-from provision.tasks.pack import PackResult
+from provision.tasks.logs import Metrics
 from provision.tasks.runs import Runs
 from provision.tasks.start import Following
 
@@ -203,7 +202,7 @@ def train(
     if zero is not None and zero not in training.ZERO_CHOICES:
         raise UsageError(f"zero {zero!r}: there is no such stage", hint=", ".join(training.ZERO_CHOICES))
     cluster = _load_or_here(inventory, starts=True)
-    words = command or (() if module else (str(training.find_config(None, cluster)),))
+    words = command or (() if module else (str(training.find_config(cluster)),))
     job = launchers.from_words(
         words,
         module=module,

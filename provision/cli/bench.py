@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from provision.cli.cluster import load_or_here, on_nodes, session_on
+from provision.cli.cluster import Selection, on_nodes, session_on
 from provision.cli.options import COUNT, number, reporting
 from provision.errors import UsageError
-from provision.inventory import select
 from provision.netbench import OPS, SIZES, parse_ops, parse_sizes
 from provision.output import Reporter
 from provision.summaries.bench import bench_output, bench_rows
@@ -47,9 +45,7 @@ def bench_group() -> None:
 @reporting
 def nccl_command(
     reporter: Reporter,
-    inventory_path: Path,
-    limit: str | None,
-    exclude: str | None,
+    selection: Selection,
     count: int | None,
     sizes: str,
     ops: str | None,
@@ -66,8 +62,8 @@ def nccl_command(
     """
     if write and not tune:
         raise UsageError("--write goes with --tune")
-    inventory = load_or_here(inventory_path, reporter, nodes=count, starts=True)
-    nodes = select(inventory, limit=limit, exclude=exclude, count=count)
+    inventory = selection.load_or_here(reporter, nodes=count, starts=True)
+    nodes = selection.nodes(inventory, count)
     chosen = parse_ops(ops) if ops is not None else () if pairs or tune else OPS
     options = BenchOptions(chosen, parse_sizes(sizes), backend, pairs, tune)
     with session_on(reporter, inventory, nodes) as session:
@@ -94,6 +90,3 @@ def _keep(reporter: Reporter, inventory: Inventory, tuning: Tuning, *, write: bo
         reporter.warn(f"{file} was not changed; --tune --write sets {tuning.best} in its train.env")
         return False
     return write_tuning(inventory, tuning)
-
-
-COMMANDS = (bench_group,)

@@ -1,6 +1,6 @@
 """``clusterctl pack-env``, ``inspect``, ``diff``, ``pack-os`` and ``pack-tool``.
 
-Each command imports its task when it is called: together they take much longer to import.
+Each command imports its task and its output when it is called: together they take much longer to import.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from typing import Any
 
 import click
 
-from provision import summaries
-from provision.cli.options import reporting
+from provision.cli.options import importing, reporting
 from provision.errors import UsageError
 from provision.output import Reporter
 
@@ -59,7 +58,9 @@ def pack_env_command(
 
     ENV is the path or name of a conda environment. The default is the active one.
     """
-    from provision.tasks.pack import pack_env, parse_size  # noqa: PLC0415
+    with importing():
+        from provision.summaries import bundles as summaries  # noqa: PLC0415
+        from provision.tasks import bundles as tasks  # noqa: PLC0415
 
     if cpu_baseline and not with_ops:
         raise UsageError("--cpu-baseline goes with --with-ops")
@@ -75,18 +76,14 @@ def pack_env_command(
             raise UsageError(
                 "--split and --with-ops go with bundles", hint="clusterctl pack-env BUNDLE --format conda-pack"
             )
-        from provision.tasks.interchange import archive_output, pack_archive  # noqa: PLC0415
-
-        summary = archive_output(pack_archive(env, **options))
+        summary = summaries.archive_output(tasks.pack_archive(env, **options))
     else:
         options |= {"with_ops": with_ops, "cpu_baseline": cpu_baseline}
-        options["split"] = parse_size(split) if split else 0
-        summary = summaries.pack_output(pack_env(env, **options))
+        options["split"] = tasks.parse_size(split) if split else 0
+        summary = summaries.pack_output(tasks.pack_env(env, **options))
     if with_tool:
-        from provision.tasks.tool import pack_tool  # noqa: PLC0415
-
         folder = output.parent if output else Path()
-        tool = summaries.tool_output(pack_tool(output=folder / "clusterctl.run", emit=reporter))
+        tool = summaries.tool_output(tasks.pack_tool(output=folder / "clusterctl.run", emit=reporter))
         summary = ({**summary[0], "tool": tool[0]}, f"{summary[1]}\n{tool[1]}")
     reporter.result(*summary)
 
@@ -102,9 +99,11 @@ def inspect_command(
     reporter: Reporter, bundle: Path, *, packages: bool, files: bool, prefix: bool, verify: bool
 ) -> None:
     """Show a bundle's versions, requirements, packages and sizes."""
-    from provision.tasks.inspect import inspect, inspection_output  # noqa: PLC0415
+    with importing():
+        from provision.summaries.bundles import inspection_output  # noqa: PLC0415
+        from provision.tasks import bundles as tasks  # noqa: PLC0415
 
-    found = inspect(bundle, verify=verify, emit=reporter)
+    found = tasks.inspect(bundle, verify=verify, emit=reporter)
     reporter.result(*inspection_output(found, packages=packages, files=files, prefix=prefix))
 
 
@@ -118,9 +117,11 @@ def diff_command(reporter: Reporter, old: Path, new: Path, *, files: bool) -> No
 
     Also shows how much a deploy of NEW sends to a node that has OLD.
     """
-    from provision.tasks.inspect import diff, difference_output  # noqa: PLC0415
+    with importing():
+        from provision.summaries.bundles import difference_output  # noqa: PLC0415
+        from provision.tasks import bundles as tasks  # noqa: PLC0415
 
-    reporter.result(*difference_output(diff(old, new), files=files))
+    reporter.result(*difference_output(tasks.diff(old, new), files=files))
 
 
 @click.command("pack-os")
@@ -149,10 +150,12 @@ def pack_os_command(reporter: Reporter, packages: tuple[str, ...], **options: An
     PACKAGE defaults to what clusterctl's services need: chrony, nfs-common, nfs-kernel-server, infiniband-diags and
     opensm.
     """
-    from provision.tasks.pack_os import pack_os  # noqa: PLC0415
+    with importing():
+        from provision.summaries.bundles import os_pack_output  # noqa: PLC0415
+        from provision.tasks import bundles as tasks  # noqa: PLC0415
 
     release: str = options.pop("release")
-    reporter.result(*summaries.os_pack_output(pack_os(release, packages, environ=os.environ, emit=reporter, **options)))
+    reporter.result(*os_pack_output(tasks.pack_os(release, packages, environ=os.environ, emit=reporter, **options)))
 
 
 @click.command("pack-tool")
@@ -163,9 +166,8 @@ def pack_tool_command(reporter: Reporter, output: Path | None) -> None:
 
     The file runs on Linux machines that have no network, no pip and no Python.
     """
-    from provision.tasks.tool import pack_tool  # noqa: PLC0415
+    with importing():
+        from provision.summaries.bundles import tool_output  # noqa: PLC0415
+        from provision.tasks import bundles as tasks  # noqa: PLC0415
 
-    reporter.result(*summaries.tool_output(pack_tool(output=output, emit=reporter)))
-
-
-COMMANDS = (pack_env_command, inspect_command, diff_command, pack_os_command, pack_tool_command)
+    reporter.result(*tool_output(tasks.pack_tool(output=output, emit=reporter)))

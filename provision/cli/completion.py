@@ -108,6 +108,3 @@ def complete(command: click.Command) -> None:
         for param in command.params:
             if param.name in TYPES and isinstance(param.type, click.types.StringParamType):
                 param.type = TYPES[param.name]
-
-
-COMMANDS = (completion_command,)

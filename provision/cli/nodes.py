@@ -1,4 +1,7 @@
-"""``clusterctl deploy``, ``push``, ``releases``, ``rollback``, ``prune`` and ``verify``."""
+"""``clusterctl deploy``, ``releases``, ``rollback``, ``prune``, ``verify``, ``push`` and ``run``.
+
+Each command imports its task when it is called: together they take much longer to import.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,32 @@ from pathlib import Path
 
 import click
 
-from provision import summaries
-from provision.cli.cluster import load_inventory, on_nodes, relaying, retrying, session_on, to_work_on
-from provision.cli.options import COUNT, number, reporting
-from provision.env.bundle.layout import find_bundle
+from provision.cli.cluster import (
+    Selection,
+    load_inventory,
+    no_answer,
+    on_nodes,
+    relaying,
+    remember_failed,
+    retrying,
+    session_on,
+    writing_scripts,
+)
+from provision.cli.options import COUNT, SECONDS, importing, number, reporting
 from provision.errors import NodesFailedError, UsageError
 from provision.hints import again
-from provision.inventory import fold, select
+from provision.inventory import fold
 from provision.output import Reporter
-from provision.tasks.deploy import DeployOptions, deploy
-from provision.tasks.failed import remember_failed
-from provision.tasks.interchange import bundle_of
-from provision.tasks.push import push
-from provision.tasks.releases import prune, releases, rollback, verify_release
+from provision.summaries.nodes import (
+    command_output,
+    command_rows,
+    deploy_output,
+    prune_output,
+    push_output,
+    releases_output,
+    rollback_output,
+    verify_output,
+)
 
 
 @click.command("deploy")
@@ -29,20 +45,12 @@ from provision.tasks.releases import prune, releases, rollback, verify_release
 @click.option("--repair", is_flag=True, help="Replace an installed release whose files were changed.")
 @click.option("--no-services", is_flag=True, help="Do not apply the inventory's services.")
 @click.option("--accept-unrewritable", is_flag=True, help="Continue even if some files keep the old prefix.")
-@click.option(
-    "--scripts",
-    "-O",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="With --dry-run: write the scripts to this directory.",
-)
+@writing_scripts
 @click.argument("bundle", required=False, type=click.Path(path_type=Path))
 @reporting
 def deploy_command(
     reporter: Reporter,
-    inventory_path: Path,
-    limit: str | None,
-    exclude: str | None,
+    selection: Selection,
     bundle: Path | None,
     *,
     dry_run: bool,
@@ -58,10 +66,15 @@ def deploy_command(
     The bundle becomes the current release, which the inventory's prefix points to. BUNDLE defaults to the only .ccb
     file in this directory. A conda-pack archive works too. Deploying the same bundle again changes nothing.
     """
+    with importing():
+        from provision.env.bundle.layout import find_bundle  # noqa: PLC0415
+        from provision.tasks.bundles import bundle_of  # noqa: PLC0415
+        from provision.tasks.deploy import DeployOptions, deploy  # noqa: PLC0415
+
     if scripts and not dry_run:
         raise UsageError("--scripts goes with --dry-run", hint=again(reporter.typed, "deploy", "--dry-run"))
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = to_work_on(reporter, inventory, "deploy", limit=limit, exclude=exclude, retry_failed=retry_failed)
+    inventory = load_inventory(selection.path, reporter)
+    nodes = selection.nodes_for(reporter, inventory, "deploy", retry_failed=retry_failed)
     if not nodes:
         return
     options = DeployOptions(scripts, relay == "on", repair, accept_unrewritable, not no_services)
@@ -70,40 +83,36 @@ def deploy_command(
         session_on(reporter, inventory, nodes, dry_run=dry_run) as session,
     ):
         result = deploy(session, bundle_of(bundle or find_bundle(Path()), emit=reporter), options)
-    reporter.result(*summaries.deploy_output(result, inventory))
+    reporter.result(*deploy_output(result, inventory))
 
 
 @click.command("releases")
 @on_nodes
 @reporting
-def releases_command(reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None) -> None:
+def releases_command(reporter: Reporter, selection: Selection) -> None:
     """List the releases installed on each node."""
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    with session_on(reporter, inventory, nodes) as session:
+    with importing():
+        from provision.tasks.releases import releases  # noqa: PLC0415
+
+    with selection.session(reporter) as session:
         found = releases(session)
-    reporter.result(*summaries.releases_output(found.ok))
+    reporter.result(*releases_output(found.ok))
     if found.failed:
-        raise NodesFailedError(
-            f"no answer from {len(found.failed)} of {len(nodes)} nodes",
-            reasons=found.reasons,
-            hint=session.without(found.failed, len(nodes)),
-        )
+        raise no_answer(session, found.reasons)
 
 
 @click.command("rollback")
 @on_nodes
 @click.option("--to", metavar="RELEASE", help="Release to switch to.  [default: the previous one]")
 @reporting
-def rollback_command(
-    reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, to: str | None
-) -> None:
+def rollback_command(reporter: Reporter, selection: Selection, to: str | None) -> None:
     """Switch back to the previous release."""
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    with session_on(reporter, inventory, nodes) as session:
+    with importing():
+        from provision.tasks.releases import rollback  # noqa: PLC0415
+
+    with selection.session(reporter) as session:
         result = rollback(session, to)
-    reporter.result(*summaries.rollback_output(result))
+    reporter.result(*rollback_output(result))
 
 
 @click.command("prune")
@@ -113,33 +122,31 @@ def rollback_command(
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
 @reporting
-def prune_command(
-    reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, keep: int, *, dry_run: bool
-) -> None:
+def prune_command(reporter: Reporter, selection: Selection, keep: int, *, dry_run: bool) -> None:
     """Remove old releases.
 
     The current release and releases that a process runs from are always kept.
     """
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    with session_on(reporter, inventory, nodes, dry_run=dry_run) as session:
+    with importing():
+        from provision.tasks.releases import prune  # noqa: PLC0415
+
+    with selection.session(reporter, dry_run=dry_run) as session:
         result = prune(session, keep)
-    reporter.result(*summaries.prune_output(result))
+    reporter.result(*prune_output(result))
 
 
 @click.command("verify")
 @on_nodes
 @click.option("--release", metavar="RELEASE", help="Release to check.  [default: the current one]")
 @reporting
-def verify_command(
-    reporter: Reporter, inventory_path: Path, limit: str | None, exclude: str | None, release: str | None
-) -> None:
+def verify_command(reporter: Reporter, selection: Selection, release: str | None) -> None:
     """Compare every file of a release with what was deployed."""
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    with session_on(reporter, inventory, nodes) as session:
+    with importing():
+        from provision.tasks.releases import verify_release  # noqa: PLC0415
+
+    with selection.session(reporter) as session:
         result = verify_release(session, release)
-    reporter.result(*summaries.verify_output(result.findings))
+    reporter.result(*verify_output(result.findings))
     changed = [each.node for each in result.findings if each.verdict != "OK" and each.node not in result.absent]
     parts = {
         "changed": changed,
@@ -154,7 +161,7 @@ def verify_command(
             *(result.hints or ([f"clusterctl check --limit {fold(result.unread)}"] if result.unread else [])),
         ]
         raise NodesFailedError(
-            f"{sum(map(len, parts.values()))} of {len(nodes)} nodes differ from what was deployed: "
+            f"{sum(map(len, parts.values()))} of {len(session.nodes)} nodes differ from what was deployed: "
             + ", ".join(f"{len(names)} {what}" for what, names in parts.items() if names),
             reasons=result.unread,  # the findings show the rest
             hint="; ".join(hints),
@@ -170,9 +177,7 @@ def verify_command(
 @reporting
 def push_command(
     reporter: Reporter,
-    inventory_path: Path,
-    limit: str | None,
-    exclude: str | None,
+    selection: Selection,
     relay: str,
     source: Path,
     destination: str,
@@ -184,11 +189,45 @@ def push_command(
     DEST is an absolute path on the nodes. Files that a node already has are not sent again. An interrupted push
     continues where it stopped.
     """
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    with session_on(reporter, inventory, nodes, dry_run=dry_run) as session:
+    with importing():
+        from provision.tasks.push import push  # noqa: PLC0415
+
+    with selection.session(reporter, dry_run=dry_run) as session:
         result = push(session, source, destination, relay=relay == "on")
-    reporter.result(*summaries.push_output(result))
+    reporter.result(*push_output(result))
 
 
-COMMANDS = (deploy_command, push_command, releases_command, rollback_command, prune_command, verify_command)
+# Everything after the first word of CMD belongs to it, options too, so the `--` is optional.
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@on_nodes
+@retrying
+@click.option("--root", is_flag=True, help="Run it as root, with sudo if the ssh user is not root.")
+@number("--deadline", metavar="SECONDS", type=SECONDS, help="Time limit of each node.")
+@click.argument("words", nargs=-1, required=True, metavar="CMD...", type=click.UNPROCESSED)
+@reporting
+def run_on_nodes(
+    reporter: Reporter,
+    selection: Selection,
+    words: tuple[str, ...],
+    deadline: float | None,
+    *,
+    root: bool,
+    retry_failed: bool,
+) -> None:
+    """Run a command on every node.
+
+    Nodes with the same output are shown together. CMD is a program with its arguments, or one quoted sh command line.
+    """
+    with importing():
+        from provision.tasks.command import run_command  # noqa: PLC0415
+
+    inventory = selection.load_or_here(reporter)
+    nodes = selection.nodes_for(reporter, inventory, "run", retry_failed=retry_failed)
+    if not nodes:
+        return
+    with remember_failed(inventory, "run", nodes):
+        with session_on(reporter, inventory, nodes) as session:
+            result = run_command(session, words, root=root, deadline=deadline)
+        reporter.show(command_rows(result))
+        reporter.result(*command_output(result))
+        result.raise_failed()

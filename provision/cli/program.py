@@ -1,4 +1,4 @@
-"""The command line: parses arguments, calls one task, and shows its result."""
+"""The command line: the commands by subject with their examples, and how one of them runs and ends."""
 
 from __future__ import annotations
 
@@ -6,22 +6,113 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import NoReturn
 
 import click
 
 from provision import __version__
 from provision.cli import SEPARATED, Leaving, wants_json
-from provision.cli.examples import GROUPS, epilog
-from provision.cli.usage import usage_error
+from provision.cli.options import usage_error
 from provision.errors import ClusterctlError, InterruptedByUser, UsageError
 from provision.output import Reporter
+
+NO_READER = 1  # exit code: the reader of the output went away
+
+OVERVIEW = """Deploy a conda environment to air-gapped GPU nodes and train on them.
+
+\b
+  clusterctl pack-env          Pack the active environment into one file
+  clusterctl init gpu01 gpu02  Enroll the nodes and write inventory.yaml
+  clusterctl deploy            Install the file on every node
+  clusterctl train --nodes 2   Train with LLaMA-Factory on the first two nodes
+"""
+
+GROUPS: Mapping[str, Mapping[str, str]] = {  # by subject: the commands, each with its module
+    "Environment": {
+        "pack-env": "bundles",
+        "inspect": "bundles",
+        "diff": "bundles",
+        "deploy": "nodes",
+        "releases": "nodes",
+        "rollback": "nodes",
+        "prune": "nodes",
+        "verify": "nodes",
+    },
+    "Nodes": {
+        "init": "init",
+        "check": "check",
+        "status": "runs",
+        "run": "nodes",
+        "push": "nodes",
+        "services": "services",
+        "pack-os": "bundles",
+        "bench": "bench",
+    },
+    "Training": {
+        "train": "train",
+        "logs": "logs",
+        "stop": "runs",
+        "resume": "train",
+        "collect": "logs",
+        "metrics": "logs",
+        "diagnose": "logs",
+    },
+    "Planning": {"plan": "plan", "ds-config": "plan"},
+    "This machine": {"completion": "completion", "pack-tool": "bundles", "sandbox": "init"},
+}
+MODULES = {command: module for commands in GROUPS.values() for command, module in commands.items()}
+
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "bench": ("clusterctl bench nccl --nodes 2",),
+    "bench nccl": ("clusterctl bench nccl --nodes 2", "clusterctl bench nccl --pairs"),
+    "check": ("clusterctl check", "clusterctl check --limit 'gpu[01-04]' llm.ccb"),
+    "collect": ("clusterctl collect sft --fp32",),
+    "completion": ("source <(clusterctl completion bash)",),
+    "deploy": ("clusterctl deploy llm.ccb", "clusterctl deploy --dry-run"),
+    "diagnose": ("clusterctl diagnose sft",),
+    "diff": ("clusterctl diff old.ccb new.ccb",),
+    "ds-config": ("clusterctl ds-config --stage 2 --gpu A100 -o ds.json",),
+    "init": (
+        "clusterctl init --user root 'gpu[01-02]=192.168.20.[14-15]'",
+        "clusterctl init --from hostfile",
+    ),
+    "inspect": ("clusterctl inspect llm.ccb",),
+    "logs": ("clusterctl logs -f", "clusterctl logs sft --node gpu01"),
+    "metrics": ("clusterctl metrics sft", "clusterctl metrics train.log"),
+    "pack-env": ("clusterctl pack-env llm", "clusterctl pack-env --exclude '*.a' --split 4G"),
+    "pack-os": ("clusterctl pack-os --release debian12",),
+    "pack-tool": ("clusterctl pack-tool -o clusterctl.run",),
+    "plan": ("clusterctl plan llama-3-8b --nodes 2",),
+    "prune": ("clusterctl prune --keep 2 --dry-run",),
+    "push": ("clusterctl push ./datasets /data/datasets",),
+    "releases": ("clusterctl releases",),
+    "resume": ("clusterctl resume sft", "clusterctl resume sft --exclude gpu03"),
+    "rollback": ("clusterctl rollback", "clusterctl rollback --to 773efc33"),
+    "run": ("clusterctl run -- nvidia-smi -L", "clusterctl run 'cat /proc/loadavg | cut -c1-4'"),
+    "sandbox": ("clusterctl sandbox up --nodes 3",),
+    "sandbox down": ("clusterctl sandbox down",),
+    "sandbox list": ("clusterctl sandbox list",),
+    "sandbox up": ("clusterctl sandbox up --nodes 3",),
+    "services": ("clusterctl services apply --dry-run",),
+    "services apply": ("clusterctl services apply", "clusterctl services apply hosts chrony --dry-run"),
+    "services status": ("clusterctl services status",),
+    "services undo": ("clusterctl services undo nfs",),
+    "services verify": ("clusterctl services verify chrony",),
+    "status": ("clusterctl status", "clusterctl status sft"),
+    "stop": ("clusterctl stop sft --save",),
+    "train": (
+        "clusterctl train --nodes 2 sft.yaml",
+        "clusterctl train --nodes 2 --restarts 3 --detach train.py -- --lr 1e-4",
+        "clusterctl train --nodes 2 -- torchrun --nproc_per_node 8 train.py",
+    ),
+    "verify": ("clusterctl verify --limit gpu01",),
+}
 
 
 def run(words: Sequence[str], closed: AbstractSet[str] = frozenset()) -> NoReturn:
@@ -55,7 +146,7 @@ def run(words: Sequence[str], closed: AbstractSet[str] = frozenset()) -> NoRetur
         code = _failed(reporter, _unusable(error))
     finally:
         reporter.close()
-        _let_go_of_streams()
+        _flush_streams()
     sys.exit(code)
 
 
@@ -74,20 +165,16 @@ def _refused(reporter: Reporter, error: click.ClickException, words: Sequence[st
     return _failed(reporter, usage_error(error, words))
 
 
-def _let_go_of_streams() -> None:
+def _flush_streams() -> None:
     """Flush the streams. Output that cannot be written is dropped, or Python would fail again at exit."""
     for stream in (sys.stdout, sys.stderr):
-        _let_go(stream)
-
-
-def _let_go(stream: TextIO) -> None:
-    try:
-        stream.flush()
-    except (OSError, ValueError):
-        with suppress(OSError, ValueError):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, stream.fileno())
-            os.close(null)
+        try:
+            stream.flush()
+        except (OSError, ValueError):  # noqa: PERF203 - two streams
+            with suppress(OSError, ValueError):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, stream.fileno())
+                os.close(null)
 
 
 def _unusable(error: OSError) -> UsageError:
@@ -116,50 +203,6 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-NO_READER = 1  # exit code: the reader of the output went away
-
-OVERVIEW = """Deploy a conda environment to air-gapped GPU nodes and train on them.
-
-\b
-  clusterctl pack-env          Pack the active environment into one file
-  clusterctl init gpu01 gpu02  Enroll the nodes and write inventory.yaml
-  clusterctl deploy            Install the file on every node
-  clusterctl train --nodes 2   Train with LLaMA-Factory on the first two nodes
-"""
-
-
-MODULES = {
-    "pack-env": "bundles",
-    "pack-os": "bundles",
-    "pack-tool": "bundles",
-    "inspect": "bundles",
-    "diff": "bundles",
-    "deploy": "nodes",
-    "releases": "nodes",
-    "rollback": "nodes",
-    "prune": "nodes",
-    "verify": "nodes",
-    "push": "nodes",
-    "run": "commands",
-    "services": "services",
-    "bench": "bench",
-    "check": "health",
-    "diagnose": "diagnose",
-    "status": "status",
-    "train": "training",
-    "logs": "runs",
-    "stop": "runs",
-    "metrics": "metrics",
-    "resume": "runs",
-    "collect": "runs",
-    "completion": "completion",
-    "ds-config": "ds_config",
-    "plan": "plan",
-    "init": "setup",
-    "sandbox": "setup",
-}
-
-
 class _Commands(click.Group):
     """Imports only the command that is called: all commands together take much longer to import."""
 
@@ -175,7 +218,7 @@ class _Commands(click.Group):
             return None
         with Leaving(sys.argv[1:]):
             module = import_module(f"provision.cli.{MODULES[cmd_name]}")
-            commands: Sequence[click.Command] = module.COMMANDS
+            commands = (each for each in vars(module).values() if isinstance(each, click.Command))
             command = next(command for command in commands if command.name == cmd_name)
             _finish(command, cmd_name)
         return command
@@ -190,6 +233,14 @@ class _Commands(click.Group):
                 formatter.write_dl(
                     [(name.ljust(width), command.get_short_help_str(limit)) for name, command in commands if command]
                 )
+
+
+def epilog(path: str) -> str | None:
+    """The text at the end of a command's help: its examples, each on a separate line."""
+    if path not in EXAMPLES:
+        return None
+    title = "Examples:" if len(EXAMPLES[path]) > 1 else "Example:"
+    return "\n".join(("\b", title, *(f"  {line}" for line in EXAMPLES[path])))
 
 
 def _finish(command: click.Command, path: str) -> None:

@@ -7,15 +7,23 @@ from pathlib import Path
 
 import click
 
-from provision import services, summaries
-from provision.cli.cluster import load_inventory, on_nodes, retrying, session_on, to_work_on
+from provision import services
+from provision.cli.cluster import (
+    Selection,
+    load_inventory,
+    no_answer,
+    on_nodes,
+    remember_failed,
+    retrying,
+    session_on,
+    writing_scripts,
+)
 from provision.cli.options import DEADLINE, number, reporting
 from provision.errors import NodesFailedError, UsageError
 from provision.hints import again
-from provision.inventory import select
 from provision.output import Reporter
+from provision.summaries.nodes import services_output
 from provision.tasks import services as tasks
-from provision.tasks.failed import remember_failed
 
 
 def _complete(_ctx: click.Context, _argument: click.Parameter, start: str) -> list[str]:
@@ -58,21 +66,13 @@ def services_group() -> None:
 @on_nodes
 @retrying
 @_dry_run("changed")
-@click.option(
-    "--scripts",
-    "-O",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="With --dry-run: write the scripts to this directory.",
-)
+@writing_scripts
 @_deadline
 @_names
 @reporting
 def services_apply(
     reporter: Reporter,
-    inventory_path: Path,
-    limit: str | None,
-    exclude: str | None,
+    selection: Selection,
     names: tuple[str, ...],
     deadline: float,
     scripts: Path | None,
@@ -86,9 +86,9 @@ def services_apply(
     """
     if scripts and not dry_run:
         raise UsageError("--scripts goes with --dry-run", hint=again(reporter.typed, "services apply", "--dry-run"))
-    inventory = load_inventory(inventory_path, reporter)
+    inventory = load_inventory(selection.path, reporter)
     command = "services apply"
-    nodes = to_work_on(reporter, inventory, command, limit=limit, exclude=exclude, retry_failed=retry_failed)
+    nodes = selection.nodes_for(reporter, inventory, command, retry_failed=retry_failed)
     if not nodes:
         return
     with (
@@ -96,7 +96,7 @@ def services_apply(
         session_on(reporter, inventory, nodes, dry_run=dry_run) as session,
     ):
         result = tasks.apply(session, names, scripts_to=scripts, deadline=deadline)
-    reporter.result(*summaries.services_output(result, "apply"))
+    reporter.result(*services_output(result, "apply"))
 
 
 @services_group.command("status")
@@ -106,18 +106,14 @@ def services_apply(
 @reporting
 def services_status(
     reporter: Reporter,
-    inventory_path: Path,
-    limit: str | None,
-    exclude: str | None,
+    selection: Selection,
     names: tuple[str, ...],
     deadline: float,
 ) -> None:
     """Show where nodes differ from the inventory."""
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    with session_on(reporter, inventory, nodes, dry_run=True) as session:
+    with selection.session(reporter, dry_run=True) as session:
         result = tasks.apply(session, names, deadline=deadline)
-    reporter.result(*summaries.services_output(result, "status"))
+    reporter.result(*services_output(result, "status"))
 
 
 @services_group.command("verify")
@@ -127,9 +123,7 @@ def services_status(
 @reporting
 def services_verify(
     reporter: Reporter,
-    inventory_path: Path,
-    limit: str | None,
-    exclude: str | None,
+    selection: Selection,
     names: tuple[str, ...],
     deadline: float,
 ) -> None:
@@ -137,21 +131,15 @@ def services_verify(
 
     Tests running services: whether clocks follow the head, shares are mounted and fresh, and so on.
     """
-    inventory = load_inventory(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
-    with session_on(reporter, inventory, nodes) as session:
+    with selection.session(reporter) as session:
         result = tasks.verify(session, names, deadline=deadline)
-    reporter.result(*summaries.services_output(result, "verify"))
+    reporter.result(*services_output(result, "verify"))
     wrong = [name for name, steps in result.steps.items() if any(step.state == "failed" for step in steps)]
     if result.unreached:
-        raise NodesFailedError(
-            f"no answer from {len(result.unreached)} of {len(nodes)} nodes",
-            reasons=result.unreached,
-            hint=session.without(result.unreached, len(nodes)),
-        )
+        raise no_answer(session, result.unreached)
     if wrong:
         raise NodesFailedError(
-            f"services do not work on {len(wrong)} of {len(nodes)} nodes",
+            f"services do not work on {len(wrong)} of {len(session.nodes)} nodes",
             reasons={},  # the result shows them
             hint="to repair them: clusterctl services apply",
         )
@@ -166,9 +154,7 @@ def services_verify(
 @reporting
 def services_undo(
     reporter: Reporter,
-    inventory_path: Path,
-    limit: str | None,
-    exclude: str | None,
+    selection: Selection,
     names: tuple[str, ...],
     deadline: float,
     *,
@@ -179,9 +165,9 @@ def services_undo(
 
     Files are restored byte for byte. SERVICE defaults to all services.
     """
-    inventory = load_inventory(inventory_path, reporter)
+    inventory = load_inventory(selection.path, reporter)
     command = "services undo"
-    nodes = to_work_on(reporter, inventory, command, limit=limit, exclude=exclude, retry_failed=retry_failed)
+    nodes = selection.nodes_for(reporter, inventory, command, retry_failed=retry_failed)
     if not nodes:
         return
     with (
@@ -189,7 +175,4 @@ def services_undo(
         session_on(reporter, inventory, nodes, dry_run=dry_run) as session,
     ):
         result = tasks.undo(session, names, deadline=deadline)
-    reporter.result(*summaries.services_output(result, "undo"))
-
-
-COMMANDS = (services_group,)
+    reporter.result(*services_output(result, "undo"))

@@ -1,6 +1,6 @@
 """Tracks a run from the events of its agents: writes logs on this machine, shows progress, and gives the outcome.
 
-It never connects to a node: ``tasks/attach.py`` brings the events. A run is over when every node's agent has sent
+It never connects to a node: ``tasks/start.py`` brings the events. A run is over when every node's agent has sent
 ``end``, or can no longer send it because the agent exited or its node cannot be reached.
 """
 

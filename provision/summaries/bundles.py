@@ -1,4 +1,4 @@
-"""After ``pack-env``, ``pack-tool`` and ``pack-os``."""
+"""The output of ``pack-env``, ``pack-os``, ``pack-tool``, ``inspect`` and ``diff``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from provision.env.text import number, size
 from provision.output_text import Summary
 
 if TYPE_CHECKING:
-    from provision.tasks.pack import PackResult
-    from provision.tasks.pack_os import PackOsResult
-    from provision.tasks.tool import ToolResult
+    from provision.env.difference import Difference
+    from provision.tasks.bundles import ExportResult, Inspection, PackOsResult, PackResult, ToolResult
 
 
 def pack_output(result: PackResult) -> Summary:
@@ -38,6 +37,46 @@ def pack_output(result: PackResult) -> Summary:
         "seconds": round(result.seconds, 2),
     }
     return data, text
+
+
+def archive_output(result: ExportResult) -> Summary:
+    """After ``pack-env --format conda-pack``."""
+    archive = result.archive
+    unpacked = sum(entry.size for entry in result.manifest.files)
+    data = {
+        "archive": str(archive.path),
+        "name": result.manifest.name,
+        "bytes": archive.size,
+        "unpacked_bytes": unpacked,
+        "files": archive.members,
+        "rewritten_by_conda_unpack": archive.records,
+        "notices": [*result.manifest.notices, *archive.notices],
+        "seconds": round(result.seconds, 2),
+    }
+    text = (
+        f"wrote {archive.path}: {size(archive.size)} of {size(unpacked)}, "
+        f"{number(archive.members, 'file')} in {result.seconds:.1f} s\n"
+        f"to use it: tar xf {archive.path.name} -C FOLDER, FOLDER/bin/conda-unpack, source FOLDER/bin/activate"
+    )
+    return data, text
+
+
+def inspection_output(
+    result: Inspection, *, packages: bool = False, files: bool = False, prefix: bool = False
+) -> Summary:
+    """After ``inspect``. The flags select what the text lists in full."""
+    from provision.env.overview import overview_data, overview_text  # noqa: PLC0415 - only ``inspect`` needs it
+
+    data = {"bundle": str(result.bundle), "verified": result.verified, **overview_data(result.overview)}
+    text = overview_text(result.overview, packages=packages, files=files, prefix=prefix, verified=result.verified)
+    return data, text
+
+
+def difference_output(result: Difference, *, files: bool = False) -> Summary:
+    """After ``diff``. With ``files`` the text lists every path."""
+    from provision.env.difference import difference_data, difference_text  # noqa: PLC0415 - only ``diff`` does
+
+    return difference_data(result), difference_text(result, files=files)
 
 
 def tool_output(result: ToolResult) -> Summary:

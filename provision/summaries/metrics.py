@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from provision.output_text import Line, Summary
 
 if TYPE_CHECKING:
-    from provision.tasks.metrics import Metrics
+    from provision.tasks.logs import Metrics
 
 SIGNS = "▁▂▃▄▅▆▇█"
 NO_NUMBER = "x"

@@ -240,13 +240,13 @@ def inventory_output(result: Created) -> Summary:
     return {**data, "inventory": str(result.path), "text": result.text}, text
 
 
-def sandbox_up(box: Sandbox) -> Summary:
+def sandbox_output(box: Sandbox) -> Summary:
     """After ``sandbox up``."""
     data = _sandbox(box)
     return data, f"{fold(data['nodes'])} are up; inventory.yaml, known_hosts and id_ed25519 are in {box.directory}"
 
 
-def sandboxes(boxes: Sequence[Sandbox]) -> Summary:
+def sandboxes_output(boxes: Sequence[Sandbox]) -> Summary:
     """After ``sandbox list``."""
     lines = [f"{box.name}: {fold(_sandbox(box)['nodes'])}, {box.status}, {box.directory}" for box in boxes]
     return {"sandboxes": [_sandbox(box) for box in boxes]}, "\n".join(lines) or "no sandbox on this machine"

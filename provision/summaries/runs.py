@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from provision.run.record import TrainResult
     from provision.tasks.collect import Collected
     from provision.tasks.logs import Logs
-    from provision.tasks.status import RunStatus
-    from provision.tasks.stop import Stopped
+    from provision.tasks.runs import RunStatus, Stopped
 
 
 WIDTH = 80  # columns of a table, where the ids and the nodes leave room

@@ -25,7 +25,7 @@ from provision.run import plan_name
 from provision.run.checkpoint import NEWEST, OFFER, Newest, Sources, newest, sources
 from provision.run.record import make_private
 from provision.ssh.openssh import bulk
-from provision.tasks.runs import by_name, find, run_folder
+from provision.tasks.runs import by_name, find, logs_folder, run_folder
 from provision.transfer.fetch import RemoteFile, fetch, lacking, list_files
 from trainer.agent.contract import offers
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
@@ -128,7 +128,7 @@ class Collection:
         checkpoint, weights = _NONE, None
         make_private(self.here)
         if only != "checkpoints":
-            logs = {part.node: f"{self.folder.parent}/{part.logs}" for part in self.run.parts}
+            logs = {part.node: logs_folder(self.session.inventory, part) for part in self.run.parts}
             self._each(lambda remote: self._bring(remote, logs[remote.node.name], self.here / remote.node.name, None))
         if only != "logs":
             checkpoint, weights = self._output(fp32=fp32, needed=only == "checkpoints" or fp32)

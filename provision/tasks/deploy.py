@@ -16,7 +16,7 @@ from provision.env.release import examine, install
 from provision.env.release.catalog import ReleasePaths
 from provision.env.release.examine import Action, NodeFacts
 from provision.env.release.install import Payload, Recipe, derive_recipe
-from provision.env.relocation import Relocated, relocate
+from provision.env.relocation import relocate
 from provision.errors import BundleError, ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.model import Node, Part, Step, Wire
 from provision.script import compile_steps, whole
@@ -195,20 +195,14 @@ def _relocate(session: Session, bundle: Bundle, paths: ReleasePaths, options: De
             again = session.again("--accept-unrewritable")
             raise BundleError(text, hint=f"choose a shorter prefix in the inventory, or continue without them: {again}")
         session.warn(text)
+    naming = install.conda_name_steps(session.inventory, bundle.manifest)
     return _Release(
         Payload(bundle, relocated),
         paths,
         Lock.of_releases(session.inventory),
-        _activation(session, bundle, paths, relocated, repair=options.repair),
+        tuple(install.activate_steps(paths, bundle.manifest, relocated, repair=options.repair, naming=naming)),
         options.repair,
     )
-
-
-def _activation(
-    session: Session, bundle: Bundle, paths: ReleasePaths, relocated: Relocated, *, repair: bool
-) -> tuple[Step, ...]:
-    naming = install.conda_name_steps(session.inventory, bundle.manifest)
-    return tuple(install.activate_steps(paths, bundle.manifest, relocated, repair=repair, naming=naming))
 
 
 def _send(

@@ -20,7 +20,7 @@ from provision.model import Inventory, Node
 from provision.render import render
 from provision.run import record as records
 from provision.run.found import LOST
-from provision.tasks import runs
+from provision.tasks.runs import by_name, find, logs_folder, reader_of
 from trainer.agent.contract.untrusted import UntrustedError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def diagnose(session: Session, word: str | None) -> Diagnosis:
     inventory = session.inventory
     with session.stage("diagnose", f"Asking {number(len(session.nodes), 'node')}", len(session.nodes)) as shown:
         try:
-            run, known = runs.find(session, word)
+            run, known = find(session, word)
         except NodesFailedError as error:
             shown.states, shown.failed = error.reasons, len(error.reasons)
             shown.finish()
@@ -101,11 +101,11 @@ def _dump(path: Path) -> str | None:
 
 def _gathered(session: Session, run: Run) -> tuple[dict[str, Files], dict[str, str]]:
     """The texts of every part of a run, by node, and why nodes gave none."""
-    nodes = runs.by_name(session.inventory)
+    nodes = by_name(session.inventory)
     mark = f"@clusterctl:{secrets.token_hex(8)}"
     limit = max(_LEAST, min(_MOST, _TOGETHER // max(1, len(run.parts))))
-    readers = {part.node: part.node if part.node in part.seen_on else part.seen_on[0] for part in run.parts}
-    folders = {part.node: f"{runs.run_folder(session.inventory, run.id).parent}/{part.logs}" for part in run.parts}
+    readers = {part.node: reader_of(part) for part in run.parts}
+    folders = {part.node: logs_folder(session.inventory, part) for part in run.parts}
 
     def ask(node: Node) -> Files:
         script = render("run/evidence.sh.j2", logs=folders[node.name], mark=mark, limit=limit)

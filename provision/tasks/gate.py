@@ -1,42 +1,41 @@
 """The gate: refuses a run that would hang, crash or collide with another run, before anything starts.
 
-It runs after the nodes' preparation and before the launcher. It asks all nodes at once, in two round trips. The checks
-and ``provision/run/readiness.py`` judge the answers.
+It sends the run's folder to every node and collects facts: hardware, and the path to rank 0. Then it asks all nodes at
+once, in two round trips. The checks and ``provision/run/readiness.py`` judge the answers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from provision.checks import Answer as Probed
 from provision.checks import Plan, limits
-from provision.checks.kit.measures import line as clock_line
-from provision.checks.kit.measures import pairs
 from provision.checks.kit.probing import compile_probes, parse, probe_of
-from provision.errors import ClusterctlError, InterruptedByUser, PreflightError
+from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError, PreflightError
 from provision.model import Finding, Inventory, Node
-from provision.render import quote, words
-from provision.run import RunFiles, readiness
+from provision.render import quote, render
+from provision.run import Facts, RunFiles, readiness, tar_stream
+from provision.run.files import sources
 from provision.run.readiness import Content
 from provision.script import FROM_INPUT
-from provision.session import Conversation, run_conversations
-from provision.ssh.remote import DeadlineExceeded, reading
-from provision.tasks import prepare
+from provision.session import Failure, Outcome
+from provision.ssh.remote import reading
 from provision.tasks.check import judge
-from provision.tasks.measures.clock import SAMPLES, Bounds, bounds, combined
-from provision.tasks.prepare import Answer
+from provision.tasks.measures.talk import TalkAnswers, talk, talk_script
 from provision.tasks.runs import run_folder
 
 if TYPE_CHECKING:
-    from provision.session import Outcome, Session
+    from provision.session import Session
 
 # The checks that predict a hang or a crash and are not covered by the agent's facts. On every node:
 ALWAYS = ("fs.mount", "fs.readonly", "fs.stale", "fs.tmp", "env.noexec", "mem.shm", "lim.memlock", "net.loopback")
@@ -50,6 +49,11 @@ BETWEEN = ("env.vars", "net.docker0", "net.duplicate", "net.iface", "net.route")
 PORTS = ("net.master", "net.ephemeral")
 CLOCK = ("clock.skew",)
 
+LOCAL = "local"  # instead of a release's name: an environment that clusterctl did not deploy
+_PREPARE_DEADLINE = 600.0
+_PROBE_DEADLINE = 30.0
+_REMOVE_DEADLINE = 30.0
+_ANSWERS = 10.0  # seconds that an interrupted command waits for nodes that may be creating the folder
 _DEADLINE = 15.0  # seconds for the probes of a node; a later answer counts as UNKNOWN
 _GRACE = 10.0  # further seconds before the connection is closed
 _READING = 2.0  # seconds in which a node reads its data and models
@@ -74,6 +78,25 @@ class GateOptions:
     visible: Mapping[str, str] = field(default_factory=dict)
     asked: int | None = None
     scratch: str = ""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prepared node.
+
+    Attributes:
+        release: the node's current release, or ``LOCAL``.
+        facts: the facts from its agent.
+        created: whether this node created the run's folder, which it may share with other nodes.
+    """
+
+    release: str
+    facts: Facts
+    created: bool = False
+
+    def prefix(self, inventory: Inventory) -> PurePosixPath:
+        """The release's path, which does not change with the next deploy."""
+        return inventory.prefix if self.release == LOCAL else inventory.root / "releases" / self.release
 
 
 @dataclass(frozen=True)
@@ -162,19 +185,19 @@ def gate(
         InterruptedByUser: Ctrl-C; nothing was started.
     """
     port = options.port or session.inventory.train.port
-    asked = prepare.prepare(session, nodes, run, files, port=port, scratch=options.scratch)
+    asked = prepare(session, nodes, run, files, port=port, scratch=options.scratch)
     try:
         passed = _Attempt(session, tuple(nodes), run, files, options, asked).result()
         if passed.dropped and all(answer.created for answer in passed.answers.values()):  # no folder is shared
             out = [node for node in nodes if node.name in passed.dropped]
-            prepare.remove_folders(asked, out, run, scratch=options.scratch)
+            remove_folders(asked, out, run, scratch=options.scratch)
         yield passed
     except (ClusterctlError, KeyboardInterrupt):
         if files is not None:
-            prepare.remove_folders(asked, nodes, run, scratch=options.scratch)
+            remove_folders(asked, nodes, run, scratch=options.scratch)
         raise
     if options.scratch:
-        prepare.remove_folders(asked, nodes, run, scratch=options.scratch)
+        remove_folders(asked, nodes, run, scratch=options.scratch)
 
 
 @dataclass
@@ -225,7 +248,7 @@ class _Attempt:
         """The prepared nodes, if the others may be dropped."""
         lost, left = self.asked.reasons, self.asked.of(self.nodes)
         if lost and not (self.options.exclude_bad and left):
-            raise prepare.unreachable(self.asked) or self._refused(self.nodes, lost, left)
+            raise unreachable(self.asked) or self._refused(self.nodes, lost, left)
         self.dropped |= lost
         return left
 
@@ -233,7 +256,7 @@ class _Attempt:
         """Ask the agents again, because rank 0 is another node now. Nodes that no longer answer are dropped."""
         port = self.options.port or self.session.inventory.train.port
         while True:
-            asked = prepare.prepare(self.session, left, self.run, None, port=port, scratch=self.options.scratch)
+            asked = prepare(self.session, left, self.run, None, port=port, scratch=self.options.scratch)
             rest = asked.of(left)
             if not rest:
                 raise self._refused(left, asked.reasons, rest)
@@ -332,11 +355,6 @@ def ask(question: Question, session: Session) -> GateAnswers:
     return GateAnswers(answers, _contents(question, talked), talked.ports, lost)
 
 
-def talk_script(prefix: str, run: str, patience: float, paths: Sequence[str]) -> str:
-    """Sh with which the agent answers the lines of stdin, until stdin ends."""
-    return f"exec {quote(prefix)}/bin/python -I {quote(run)}/agent talk --patience {patience} -- {words(paths)}\n"
-
-
 def _talk(question: Question, session: Session) -> TalkAnswers:
     """Ask the agents about content, clocks and ports."""
     script = talk_script(str(question.inventory.prefix), question.folder, _READING, question.paths)
@@ -410,113 +428,139 @@ def _ranked(answer: Answer, rank: int) -> Answer:
     return answer if answer.facts.rank == rank else replace(answer, facts=replace(answer.facts, rank=rank))
 
 
-# --- the talk with the agents ----------------------------------------------------------------------
-#
-# Content, clocks and ports over one connection to each node. The answers have the lines of ``tasks/measures``, so that
-# the checks of clocks and ports judge them. The measures themselves would open four connections to a node, which takes
-# longer than all questions on sixteen nodes.
-
-TIMEOUT = 4  # seconds for a connection: its first packet is sent again after 1 and 3
-RANDOM = 2  # random ports on each node
-_ANSWER = 10.0  # seconds for an answer, beyond what its question takes
-_GONE = 5.0  # seconds for an agent without input to exit and free its ports
-_LIFE = 60.0  # seconds that a talk lasts at most
-_OTHER = ("content ", "time ", "ready", "done")  # lines that are not about ports
+# --- the nodes' preparation -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TalkAnswers:
-    """The agents' answers by node: the line about content, and answers for the checks."""
+class RefusedError(ClusterctlError):
+    """A node answered and cannot take part. ``created``: it created the run's folder."""
 
-    content: Mapping[str, str] = field(default_factory=dict)
-    ports: Mapping[str, Probed] = field(default_factory=dict)
-    clock: Mapping[str, Probed] = field(default_factory=dict)
+    def __init__(self, message: str, *, created: bool = False) -> None:
+        super().__init__(message)
+        self.created = created
 
 
-def talk(session: Session, nodes: Sequence[Node], script: str, *, patience: float, ports: Sequence[int]) -> TalkAnswers:
-    """Ask all agents.
+def prepare(
+    session: Session,
+    nodes: Sequence[Node],
+    run: str,
+    files: RunFiles | None,
+    *,
+    port: int | None = None,
+    scratch: str = "",
+) -> Outcome[Answer]:
+    """Send the run's folder to every node and ask its agent for facts, in one round trip.
 
     Args:
         session: the command's session.
-        nodes: the first is rank 0.
-        script: starts the agent's talk.
-        patience: seconds that the agent may read before it answers.
-        ports: MASTER_PORT and the link's port on rank 0; not tried with one node.
+        nodes: in the order of their ranks.
+        run: its id.
+        files: the files to send; None if the nodes have the run's folder.
+        port: the requested MASTER_PORT; None: any free one.
+        scratch: the temporary folder of a dry run, which receives only the agent; empty for the run's folder.
+
+    Raises:
+        InterruptedByUser: Ctrl-C; the folders are removed again.
     """
-    connect = session.connections.__getitem__
-    talks = {node.name: Conversation(node, connect, script, deadline=_LIFE) for node in nodes}
-    clock: Mapping[str, Probed] = {}
-    with run_conversations(talks.values(), patience=_GONE):
-        if len(nodes) == 1:
-            talks[nodes[0].name].wait_for("content ", _ANSWER + patience)
+    folder = scratch or str(run_folder(session.inventory, run))
+    agent = sources("agent") if files is not None else {}
+    digest = hashlib.sha256(repr(sorted(agent.items())).encode()).hexdigest()[:16]
+
+    def ask(node: Node) -> Answer:
+        probe = ["--master", nodes[0].train_address, "--rank", str(nodes.index(node))]
+        probe += [] if scratch else ["--folder", folder]
+        probe += [] if port is None else ["--port", str(port)]
+        script = render(
+            "run/prepare.sh.j2",
+            prefix=str(session.inventory.prefix),
+            root=str(session.inventory.root),
+            run=folder,
+            node=node.name,
+            probe=probe,
+            sends=files is not None,
+            scratch=bool(scratch),
+            digest=digest,
+        )
+        if files is None:
+            result = session.run(node, script, deadline=_PROBE_DEADLINE)
         else:
-            token = secrets.token_hex(8)
-            base = time.time() - time.monotonic()  # the controller's clock may be set during the talk
+            sent = replace(files, texts={}, entries=()) if scratch else files
+            remote = session.connections[node]
+            result = remote.run(script, stdin=tar_stream(sent, agent), deadline=_PREPARE_DEADLINE)
+        if result.rc != 0:
+            why = result.err.strip() or f"the script ended with status {result.rc}"
+            raise RefusedError(why, created="folder made" in result.out.splitlines())
+        release, folder_is, answer = (*result.out.split("\n", 2), "", "")[:3]
+        return Answer(release.removeprefix("release "), Facts.parse(answer), folder_is == "folder made")
 
-            def first(node: Node) -> Probed:
-                _listen(talks[node.name], nodes, token, ports)
-                return _measure_clock(talks[node.name], base, patience)
+    asked = _Asked(session, nodes)
+    try:
+        return session.work(
+            "prepare", "Preparing nodes", asked.keep(ask), on=nodes, state=lambda answer: _state(answer.facts)
+        )
+    except (InterruptedByUser, KeyboardInterrupt):
+        if files is not None:
+            # On a node without an answer, the script ends with its connection and removes partial files.
+            remove_folders(asked.outcome(), nodes, run, scratch=scratch)
+        raise
 
-            clock = session.each(first, on=nodes, limit=len(nodes)).ok
-            session.each(lambda node: _connect(talks[node.name], talks, nodes), on=nodes, limit=len(nodes))
-    contents = {
-        name: next((text for text in one.lines if text.startswith("content ")), "") for name, one in talks.items()
-    }
-    return TalkAnswers(
-        {name: text.removeprefix("content ") for name, text in contents.items()},
-        {name: _answer(one) for name, one in talks.items()} if clock else {},
-        clock,
+
+class _Asked:
+    """The answers so far: an interrupted command must know which nodes created the folder."""
+
+    def __init__(self, session: Session, nodes: Sequence[Node]) -> None:
+        self._session = session
+        self._ok: dict[str, Answer] = {}
+        self._failed: dict[str, Failure] = {}
+        self._finished = {node.name: threading.Event() for node in nodes}
+
+    def keep(self, ask: Callable[[Node], Answer]) -> Callable[[Node], Answer]:
+        """Wrap ``ask`` to keep its answers."""
+
+        def one(node: Node) -> Answer:
+            try:
+                self._ok[node.name] = answer = ask(node)
+            except ClusterctlError as error:
+                self._failed[node.name] = Failure.of(error, self._session.inventory, node)
+                raise
+            finally:
+                self._finished[node.name].set()
+            return answer
+
+        return one
+
+    def outcome(self) -> Outcome[Answer]:
+        """The answers, after a short wait for nodes that may be creating the folder."""
+        until = time.monotonic() + _ANSWERS
+        for each in self._finished.values():
+            each.wait(max(0.0, until - time.monotonic()))
+        return Outcome(self._session, dict(self._ok), dict(self._failed))
+
+
+def unreachable(asked: Outcome[Answer]) -> NodesFailedError | None:
+    """The error for nodes that did not answer; None if all did."""
+    silent = [name for name, failure in asked.failed.items() if not isinstance(failure.error, RefusedError)]
+    if not silent:
+        return None
+    total = len(asked.ok) + len(asked.failed)
+    return NodesFailedError(
+        f"no answer from {len(silent)} of {total} nodes; nothing was started",
+        reasons=asked.reasons,
+        hint=asked.hint(asked.session.without(silent, total)),
+        nothing_done=True,
     )
 
 
-def _listen(each: Conversation, nodes: Sequence[Node], token: str, ports: Sequence[int]) -> None:
-    """Ask the agent to listen."""
-    wanted = [*(ports if each.node == nodes[0] else ()), *[0] * RANDOM]
-    each.send(f"listen {token} {each.node.name} {each.node.train_address} {' '.join(map(str, wanted))}")
+def remove_folders(asked: Outcome[Answer], nodes: Iterable[Node], run: str, *, scratch: str = "") -> None:
+    """Remove the run's folder from the nodes that created it, because a run that does not start must leave nothing."""
+    session = asked.session
+    created = {name for name, answer in asked.ok.items() if answer.created}
+    created |= {name for name, failure in asked.failed.items() if getattr(failure.error, "created", False)}
+    script = f"rm -rf -- {quote(scratch or run_folder(session.inventory, run))}"
+    owners = [node for node in nodes if node.name in created]
+    session.each(lambda node: session.run(node, script, deadline=_REMOVE_DEADLINE), on=owners)
 
 
-def _measure_clock(each: Conversation, base: float, patience: float) -> Probed:
-    """Compare the clock of an agent that listens."""
-    if not each.wait_for("ready", _ANSWER + patience):
-        return _answer(each)
-    samples: list[Bounds] = []
-    for _ in range(SAMPLES):
-        sent = base + time.monotonic()
-        each.send("time")
-        reply = each.wait_for("time ", _ANSWER)
-        if reply is None:
-            break
-        if one := bounds(reply.removeprefix("time "), sent, base + each.received_at):
-            samples.append(one[0])
-    offset = combined(samples)
-    if offset is None:
-        return Probed(err="the agent did not report its time")
-    return Probed(clock_line(offset, len(samples), whole_seconds=False))
-
-
-def _connect(each: Conversation, talks: Mapping[str, Conversation], nodes: Sequence[Node]) -> None:
-    """Ask the agent to connect to the others."""
-    targets = [
-        f"{other.name} {kind} {other.train_address} {port}"
-        for one, other in pairs(nodes)
-        if one == each.node
-        for kind, port in _open_ports(talks[other.name])
-    ]
-    each.send(f"connect {TIMEOUT} {' '.join(targets)}")
-    each.wait_for("done", _ANSWER + TIMEOUT)
-
-
-def _open_ports(each: Conversation) -> list[tuple[str, str]]:
-    """The kind and number of each port on which an agent listens."""
-    reports = (text.split() for text in list(each.lines) if text.startswith("listen "))
-    return [(words[1], words[2]) for words in reports if words[3:] == ["open"]]
-
-
-def _answer(each: Conversation) -> Probed:
-    """An agent's answer about ports, in the format of the measure."""
-    if isinstance(each.failure, DeadlineExceeded):
-        return Probed(state="hung")
-    if each.failure is not None:
-        return Probed(rc=1, err=str(each.failure))
-    lines = "".join(f"{text}\n" for text in each.lines if not text.startswith(_OTHER))
-    return Probed(lines, err=each.result.err[-500:] if each.result else "")
+def _state(facts: Facts) -> str:
+    """A short description of a prepared node."""
+    gpus = f"{facts.gpus} GPU{'s' if facts.gpus > 1 else ''}" if facts.gpus else f"no GPU, {facts.cpus} cores"
+    return f"{facts.interface or 'no interface'}, {gpus}"

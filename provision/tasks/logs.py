@@ -1,26 +1,40 @@
-"""``clusterctl logs``: a run's logs from its nodes, merged, and new lines while it runs."""
+"""``clusterctl logs`` and ``metrics``: the lines that a run prints, and the numbers in them.
+
+``metrics`` also reads logs of any trainer.
+"""
 
 from __future__ import annotations
 
 import re
+import stat
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from provision.errors import NodesFailedError, UsageError
 from provision.inventory import fold
-from provision.model import Node
+from provision.model import Emit, Node
 from provision.render import quote, render
+from provision.run import record as records
 from provision.run.follow import Entry, entry, merged, pattern
 from provision.session.streams import Stream, Streams
 from provision.ssh.remote import reading, sent_length
-from provision.tasks.runs import Runs, by_name, find, run_folder
+from provision.stages import Stage
+from provision.tasks.runs import Runs, by_name, find, logs_folder, reader_of
+from trainer.reader import MARKS, Reader, Reading, Series
 
 if TYPE_CHECKING:
     from provision.run.found import Part, Run
     from provision.session import Session
 
+NAMES = ("trainer_log.jsonl", "train.log", "run.log")  # the first of these that a folder has is read
+KEPT = ("run.log", "rank0.log", "launcher.log")  # the same in this machine's folder of a run's node
+_BLOCK = 256 << 10
+_PATIENCE = 2.0  # seconds before progress is shown
+_MOST = 64 << 20  # bytes of each log of a node
 _DEADLINE = 120.0
 
 
@@ -82,23 +96,19 @@ def logs(
     show(replace(past, unreachable={**_silent(run, wanted, found), **past.unreachable}))
     if each is None or not run.live:
         return run.state
-    _follow(session, run, [part for part in parts if part.live], offsets, wanted, each)
+    _follow(session, [part for part in parts if part.live], offsets, wanted, each)
     return find(session, run.id)[0].state
 
 
 def _parts(run: Run, wanted: Wanted, unreachable: Mapping[str, str]) -> list[Part]:
-    """The wanted parts. The first node in ``seen_on`` is the one to read the logs from."""
+    """The wanted parts of which a node has the logs."""
     parts = [part for part in run.parts if wanted.node in {None, part.node}]
     if not parts and wanted.node not in unreachable:
         raise UsageError(f"run {run.id} did not run on {wanted.node}", hint=f"it ran on {fold(run.nodes)}")
     ranks = int(run.head.number("world_size") or 0)
     if wanted.rank is not None and ranks and wanted.rank >= ranks:
         raise UsageError(f"run {run.id} has no rank {wanted.rank}", hint=f"its ranks are 0 to {ranks - 1}")
-    return [_own_first(part) for part in parts if part.seen_on]
-
-
-def _own_first(part: Part) -> Part:
-    return replace(part, seen_on=tuple(sorted(part.seen_on, key=lambda name: name != part.node)))
+    return [part for part in parts if part.seen_on]
 
 
 def _silent(run: Run, wanted: Wanted, found: Runs) -> dict[str, str]:
@@ -111,12 +121,12 @@ def _silent(run: Run, wanted: Wanted, found: Runs) -> dict[str, str]:
 def _past(session: Session, run: Run, parts: Sequence[Part], wanted: Wanted) -> tuple[dict[str, int], Logs]:
     """Where each node's log ends now, and the lines before that."""
     nodes = by_name(session.inventory)
-    readers = {part.node: nodes[part.seen_on[0]] for part in parts}
+    readers = {part.node: nodes[reader_of(part)] for part in parts}
     limit = None if wanted.last is None else wanted.last + 1
     scripts = {
         part.node: render(
             "run/logs.sh.j2",
-            logs=f"{run_folder(session.inventory, run.id).parent}/{part.logs}",
+            logs=logs_folder(session.inventory, part),
             pattern=pattern(wanted.rank),
             lines=limit,
         )
@@ -152,7 +162,6 @@ def tail_script(logs: str, pid: int, first: int) -> str:
 
 def _follow(
     session: Session,
-    run: Run,
     parts: Sequence[Part],
     offsets: Mapping[str, int],
     wanted: Wanted,
@@ -165,8 +174,7 @@ def _follow(
         at = offsets.get(part.node, 0)
 
         def script() -> str:
-            folder = f"{run_folder(session.inventory, run.id).parent}/{part.logs}"
-            return tail_script(folder, int(part.number("pid") or 0), at + 1)
+            return tail_script(logs_folder(session.inventory, part), int(part.number("pid") or 0), at + 1)
 
         def line(text: str) -> bool:
             nonlocal at
@@ -187,3 +195,182 @@ def _follow(
         streams.check()
     finally:
         streams.close()
+
+
+@dataclass(frozen=True)
+class Log:
+    """An open log. ``size``: its bytes; None if unknown, as of a pipe."""
+
+    name: str
+    file: BinaryIO
+    size: int | None
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The metrics of a run.
+
+    Attributes:
+        series: the numbers by step.
+        names: the logs' names, or the run's id.
+        bytes: how many were read.
+    """
+
+    series: Series
+    names: tuple[str, ...]
+    bytes: int
+
+
+def open_log(path: Path) -> Log:
+    """Open a log, or a folder's log (``NAMES``).
+
+    Raises:
+        UsageError: it does not exist, or cannot be read.
+    """
+    try:
+        file = next((path / name for name in NAMES if (path / name).is_file()), None) if path.is_dir() else path
+        if file is None:
+            raise UsageError(f"no log in {path}: it has no {', '.join(NAMES)}", hint=f"name the file: {path}/FILE")
+        opened = file.open("rb")
+        about = path.stat() if file is path else file.stat()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
+    return Log(str(file), opened, about.st_size if stat.S_ISREG(about.st_mode) else None)
+
+
+def read_logs(logs: Sequence[Log], *, rank: int | None = None, every: int | None = None, emit: Emit) -> Metrics:
+    """Read logs, parts of one run in the order in which they were written, in constant memory but for the steps.
+
+    Args:
+        logs: closed when they are read.
+        rank: the rank to read; None: the lowest rank that prints a loss.
+        every: the Trainer's ``logging_steps``, for lines without a step.
+        emit: receives the progress if reading takes longer than two seconds.
+
+    Raises:
+        UsageError: a log cannot be read to its end, or has no numbers.
+    """
+    series = Series(rank)
+    sizes = [log.size for log in logs]
+    meter = _Meter(sum(size or 0 for size in sizes) if None not in sizes else None, emit)
+    for log in logs:
+        reader = Reader(every)
+        with log.file as file:
+            for block in _blocks(log.name, file):
+                _add(series, reader.feed(block))
+                meter.more(len(block))
+        _add(series, reader.close())
+    meter.end()
+    return _checked(Metrics(series, tuple(log.name for log in logs), meter.done))
+
+
+def read_run(session: Session, word: str | None, *, rank: int | None = None, every: int | None = None) -> Metrics:
+    """Read the numbers of a run from rank 0's node, or from this machine if no node answers.
+
+    Args:
+        session: the command's session.
+        word: the run's id or a part of it; None: the newest.
+        rank: see ``read_logs``.
+        every: see ``read_logs``.
+
+    Raises:
+        UsageError: no run matches, several do, or it has printed nothing yet.
+        NodesFailedError: no node answered, and this machine has no log of the run either.
+    """
+    with session.stage("metrics", "Asking for the run's numbers") as shown:
+        try:
+            run, found = find(session, word)
+        except NodesFailedError as error:
+            shown.states, shown.failed = error.reasons, len(error.reasons)
+            shown.finish()
+            return _local(session, word, error, rank=rank, every=every)
+        head = run.head
+        node = by_name(session.inventory)[reader_of(head)]
+        script = render("run/metrics.sh.j2", logs=logs_folder(session.inventory, head), marks=MARKS, limit=_MOST)
+        outcome = session.each(lambda node: session.run(node, script, deadline=_DEADLINE).out, on=[node])
+        shown.states = outcome.reasons
+    if outcome.failed:
+        text = f"no numbers from {node.name}, which has them"
+        failed = NodesFailedError(text, reasons=outcome.reasons, hint=f"clusterctl status {run.id}")
+        return _local(session, run.id, failed, rank=rank, every=every)
+    if found.unreachable and head.rank and run.missing:
+        text = f"rank 0's node did not answer: these are the numbers of {head.node}"
+        session.warn(f"{text}; no answer from {fold(found.unreachable)}")
+    series, reader = Series(rank), Reader(every)
+    out = outcome.ok[node.name]
+    _add(series, reader.feed(out))
+    _add(series, reader.close())
+    return _checked(Metrics(series, (run.id,), len(out)), f"clusterctl logs {run.id}")
+
+
+def _local(
+    session: Session, word: str | None, error: NodesFailedError, *, rank: int | None, every: int | None
+) -> Metrics:
+    """Read what an attached ``train`` wrote here of a run's first node; raises ``error`` if there is nothing."""
+    known = records.kept(session.inventory.path)
+    if not known:
+        raise error
+    run = records.choose(word, known)
+    names = known[run].get("nodes") or ()
+    folder = records.folder_of(session.inventory.path, run)
+    folder /= str(names[0]) if isinstance(names, list) and names else ""
+    path = next((folder / name for name in KEPT if (folder / name).is_file()), None)
+    if path is None:
+        raise error
+    return read_logs([open_log(path)], rank=rank, every=every, emit=session.emit)
+
+
+def _checked(found: Metrics, hint: str = "") -> Metrics:
+    if not len(found.series):
+        ranks = found.series.ranks
+        if ranks:
+            listed = ", ".join(map(str, ranks))
+            raise UsageError(
+                f"rank {found.series.rank} reports nothing in {', '.join(found.names)}",
+                hint=f"ranks with numbers: {listed}",
+            )
+        raise UsageError(
+            f"{', '.join(found.names)}: no line has a step, a loss or a time",
+            hint=hint or "docs/metrics.md lists the supported trainers",
+        )
+    return found
+
+
+def _add(series: Series, readings: Iterable[Reading]) -> None:
+    for each in readings:
+        series.add(each)
+
+
+def _blocks(name: str, file: BinaryIO) -> Iterator[bytes]:
+    """The bytes of a file, as soon as they arrive."""
+    read: Callable[[int], bytes] = getattr(file, "read1", file.read)
+    while True:
+        try:
+            block = read(_BLOCK)
+        except OSError as error:
+            raise UsageError(f"cannot read {name}: {error.strerror or error}") from error
+        if not block:
+            return
+        yield block
+
+
+class _Meter:
+    """Shows how far the reading is, once it takes long."""
+
+    def __init__(self, total: int | None, emit: Emit) -> None:
+        self.done = 0
+        self._total, self._emit = total, emit
+        self._started = time.monotonic()
+        self._shown: Stage | None = None
+
+    def more(self, count: int) -> None:
+        self.done += count
+        if self._shown is None and time.monotonic() - self._started > _PATIENCE:
+            self._shown = Stage(self._emit, "metrics", "Reading", self._total, "bytes")
+            self._shown.start()
+        if self._shown:
+            self._shown.progress(self.done)
+
+    def end(self) -> None:
+        if self._shown:
+            self._shown.finish()

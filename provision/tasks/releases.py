@@ -82,7 +82,7 @@ def rollback(session: Session, to: str | None = None) -> Switched:
     lock = Lock.of_releases(session.inventory)
     with session.locked(lock) as sharing:
         found = _list(session).required()
-        goals = rollback_goals(session, found, to)
+        goals = _rollback_goals(session, found, to)
         before = {name: has.current or "none" for name, has in found.items()}
         plan = {
             node.name: [install.switch_step(ReleasePaths.of(session.inventory, goals[node.name]))]
@@ -110,7 +110,7 @@ def prune(session: Session, keep: int = 2) -> Pruned:
     holding: AbstractContextManager[Sharing] = nullcontext(_NO_SHARING) if session.dry_run else session.locked(lock)
     with holding as held:
         found = _list(session, used=True).required()
-        sharing = sharing_of(session.nodes, found) if session.dry_run else held
+        sharing = _sharing_of(session.nodes, found) if session.dry_run else held
         own = sharing.own(session.nodes)
         used = frozenset(
             release
@@ -164,7 +164,7 @@ def verify_release(session: Session, release: str | None = None) -> Verified:
     return Verified(findings, tuple(absent), outcome.reasons, outcome.hints)
 
 
-def rollback_goals(session: Session, found: Mapping[str, Releases], to: str | None) -> dict[str, str]:
+def _rollback_goals(session: Session, found: Mapping[str, Releases], to: str | None) -> dict[str, str]:
     """The release that each node switches back to.
 
     Raises:
@@ -192,7 +192,7 @@ def rollback_goals(session: Session, found: Mapping[str, Releases], to: str | No
     return chosen
 
 
-def sharing_of(nodes: Sequence[Node], found: Mapping[str, Releases]) -> Sharing:
+def _sharing_of(nodes: Sequence[Node], found: Mapping[str, Releases]) -> Sharing:
     """Which nodes have the same folder of releases, from their lists. The first of them owns it."""
     first: dict[str, str] = {}
     for node in nodes:

@@ -1,26 +1,45 @@
-"""Finds the runs of a cluster with one script per node, and selects one by its id."""
+"""``clusterctl status`` and ``stop``, and how every command finds a run.
+
+Runs are found on the nodes, with one script per node, so any machine with the inventory sees them, no matter who
+started them.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from provision.errors import NodesFailedError, UsageError
+from provision.checks import Plan, limits
+from provision.checks.kit.measures import Offset, offset
+from provision.env.text import number
+from provision.errors import NodesFailedError, PreflightError, UsageError
 from provision.inventory import fold
 from provision.model import Inventory, Node
-from provision.render import render
-from provision.run import record
-from provision.run.found import NodeRuns, Run, merge_runs, parse_runs
+from provision.render import quote, render
+from provision.run import fields, plan_name, record
+from provision.run.found import NodeRuns, Part, Run, merge_runs, parse_runs
 from provision.ssh.remote import reading
+from provision.tasks.measures import clock
 
 if TYPE_CHECKING:
-    from provision.session import Session
+    from provision.session import Outcome, Session
 
 NEWEST = 100  # runs that a node lists
 _LIMIT = 1 << 18  # bytes that are read of a state.json, or of the end of the samples
 _DEADLINE = 30.0
+# Seconds for an agent to end its processes (with the grace, and time for those that hang in the kernel) and verify it.
+PATIENCE = 180.0
+SAVING = 1800.0  # the same if the run saves first
+_PROVED = ("processes", "ports", "gpus")  # that a stop inspects on every node
+
+# The prefix is a link to releases/NAME. It is read as text, because accessing its target may hang.
+_SCRIPT = """\
+read -r uptime _ </proc/uptime && echo "uptime $uptime"
+echo "current $(readlink -- {prefix})"
+"""
 
 
 @dataclass(frozen=True)
@@ -47,7 +66,22 @@ def run_folder(inventory: Inventory, run: str) -> PurePosixPath:
     return inventory.root / "runs" / run
 
 
-def script(inventory: Inventory, word: str = "") -> str:
+def logs_folder(inventory: Inventory, part: Part) -> str:
+    """The folder of a node's logs of a run, on the nodes."""
+    return f"{inventory.root}/runs/{part.logs}"
+
+
+def reader_of(part: Part) -> str:
+    """The name of the node from which a part's logs are read: its own, else the first one that has them."""
+    return part.node if part.node in part.seen_on or not part.seen_on else part.seen_on[0]
+
+
+def by_name(inventory: Inventory) -> dict[str, Node]:
+    """The inventory's nodes by their names."""
+    return {node.name: node for node in inventory.nodes}
+
+
+def list_script(inventory: Inventory, word: str = "") -> str:
     """The script that lists a node's newest runs; with a word, only runs with the word in their id."""
     return render("run/runs.sh.j2", root=str(inventory.root), word=word, most=NEWEST, limit=_LIMIT)
 
@@ -67,11 +101,11 @@ def find_all(
         NodesFailedError: no node answered.
     """
     record.close_all(session.inventory.path)
-    text = script(session.inventory, word or "")
+    script = list_script(session.inventory, word or "")
     names = [node.name for node in session.inventory.nodes]
 
     def ask(node: Node) -> NodeRuns:
-        out = session.run(node, text, deadline=_DEADLINE).out
+        out = session.run(node, script, deadline=_DEADLINE).out
         with reading(node):
             return parse_runs(node.name, out, names)
 
@@ -129,6 +163,324 @@ def find(
         raise UsageError(str(error), hint="; ".join(part for part in (error.hint, silent) if part)) from None
 
 
-def by_name(inventory: Inventory) -> dict[str, Node]:
-    """The inventory's nodes by their names."""
-    return {node.name: node for node in inventory.nodes}
+@dataclass(frozen=True)
+class NodeStatus:
+    """A node that answered.
+
+    Attributes:
+        uptime: seconds since it booted; None if it does not say.
+        release: the current release; empty if there is none.
+    """
+
+    uptime: float | None = None
+    release: str = ""
+
+
+@dataclass(frozen=True)
+class Status:
+    """All nodes at one moment.
+
+    Attributes:
+        nodes: the nodes that answered, by name.
+        unreachable: the others, each with its reason.
+        offsets: of the nodes' clocks from the controller's.
+        apart: how far apart clocks may be, in seconds: ``skew_ms`` of the check clock.skew.
+        runs: by id, the oldest first.
+        users: by node name, the uid that the inventory logs in as.
+    """
+
+    nodes: Mapping[str, NodeStatus]
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+    offsets: Mapping[str, Offset] = field(default_factory=dict)
+    apart: float = 0.05
+    runs: Mapping[str, Run] = field(default_factory=dict)
+    users: Mapping[str, int | None] = field(default_factory=dict)
+
+
+def status(session: Session) -> Status:
+    """Ask every node, in two round trips. Changes nothing."""
+    inventory = session.inventory
+    script = _SCRIPT.format(prefix=quote(inventory.prefix)) + list_script(inventory)
+    names = [node.name for node in inventory.nodes]
+    outcome = session.ask(
+        "status",
+        f"Asking {number(len(session.nodes), 'node')}",
+        script,
+        lambda node, out: (read_status(out), parse_runs(node.name, out, names)),
+        deadline=_DEADLINE,
+    )
+    there = outcome.of(session.nodes)
+    clocks = clock.measure(Plan(inventory, there), session) if there else {}
+    return Status(
+        nodes={name: answer for name, (answer, _) in outcome.ok.items()},
+        unreachable=outcome.reasons,
+        offsets={name: one for name, answer in clocks.items() if (one := offset(answer))},
+        apart=limits("clock.skew", inventory.checks)["skew_ms"] / 1e3,
+        runs=merge_runs(answer for _, answer in outcome.ok.values()),
+        users={name: answer.uid for name, (_, answer) in outcome.ok.items()},
+    )
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """One run at one moment; ``unreachable``: nodes that did not answer and may be the run's, each with its reason."""
+
+    run: Run
+    unreachable: Mapping[str, str]
+
+
+def run_status(session: Session, word: str) -> RunStatus:
+    """Ask the nodes for one run, in one round trip.
+
+    Raises:
+        UsageError: no run matches, or several do.
+        NodesFailedError: no node answered.
+    """
+    run, found = find(session, word)
+    return RunStatus(run, found.silent(run))
+
+
+def read_status(out: str) -> NodeStatus:
+    """A node's answer to ``status``."""
+    uptime = re.search(r"^uptime ([0-9]{1,12}(?:\.[0-9]{1,6})?)$", out, re.MULTILINE)
+    current = re.search(r"^current (?:.*/)?releases/([^/\n]+)/?$", out, re.MULTILINE)
+    return NodeStatus(float(uptime[1]) if uptime else None, current[1] if current else "")
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A run that was stopped.
+
+    Attributes:
+        run: its id.
+        nodes: the nodes where it was stopped or had ended before.
+        already: its earlier state, if no part of it was running.
+        port: the port that is free again; None if unknown.
+        saved: the step of the saved checkpoint; None if none was saved.
+        step: the last reported step.
+        failed: by node name, what could not be ended or proved.
+        hint: what to do about that.
+        asked_to_save: the run was asked to save a checkpoint.
+        resumable: its checkpoints are known, so ``resume`` can continue it.
+    """
+
+    run: str
+    nodes: tuple[str, ...]
+    already: str = ""
+    port: int | None = None
+    saved: int | None = None
+    step: int | None = None
+    failed: Mapping[str, str] | None = None
+    hint: str = ""
+    asked_to_save: bool = False
+    resumable: bool = True
+
+    def raise_failed(self) -> None:
+        """Raise one error for all nodes on which the run may still be running.
+
+        Raises:
+            NodesFailedError: there are some.
+        """
+        if self.failed:
+            raise NodesFailedError(
+                f"run {self.run} may still be running on {len(self.failed)} of "
+                f"{len({*self.nodes, *self.failed})} nodes",
+                reasons=self.failed,
+                hint=self.hint,
+            )
+
+
+def stop(
+    session: Session,
+    word: str | None,
+    *,
+    save: bool = False,
+    others_too: bool = False,
+    ask: Callable[[Sequence[Run]], Run] | None = None,
+) -> Stopped:
+    """Stop a run on all its nodes.
+
+    Args:
+        session: the command's session.
+        word: the run; None: the only one that is running.
+        save: let it save a checkpoint first.
+        others_too: accept another user's run, which only root may stop.
+        ask: chooses among running runs if no word was given; None without a terminal.
+
+    Raises:
+        UsageError: no run matches, or several do.
+        PreflightError: the run is another user's.
+        NodesFailedError: no node answered.
+    """
+    run, found = find(session, word, live_first=True, ask=ask)
+    refuse_others(session, run, found, others_too=others_too)
+    nodes = [node for part in run.parts if (node := by_name(session.inventory).get(part.node))]
+    already = run.state if run.ended else ""
+    used = run.head.number("port")
+    port = int(used) if used and not already else None  # another program may use an ended run's port by now
+    proofs = stop_on(session, run.id, nodes, {part.node: part.rank for part in run.parts}, port=port, save=save)
+    done = stop_result(session, run.id, proofs, port=port, already=already)
+    done = replace(done, resumable=run.resumable, asked_to_save=save)
+    silent = {name: why for name, why in found.unreachable.items() if run.missing and name not in run.nodes}
+    return _with_silent(done, silent) if silent and not already else done
+
+
+def stop_on(
+    session: Session,
+    run: str,
+    nodes: Sequence[Node],
+    ranks: Mapping[str, int],
+    *,
+    port: int | None = None,
+    save: bool = False,
+) -> Outcome[Proof]:
+    """Ask every node's agent at once to stop the run, and to verify that no process of it is left."""
+    folder = str(run_folder(session.inventory, run))
+
+    def ask(node: Node) -> Proof:
+        rank = ranks[node.name]
+        script = render(
+            "run/stop.sh.j2",
+            run=folder,
+            plan=plan_name(rank),
+            options=["--who", record.author(), *(["--save"] if save else [])],
+            mark=f"CLUSTERCTL_RUN={run}",
+            name=f"CLUSTERCTL_NODE={node.name}",
+            ports=[port] if port and rank == 0 else [],
+        )
+        result = session.run(node, script, deadline=SAVING if save else PATIENCE)
+        return parse_proof(result.out, result.err)
+
+    return session.work(
+        "stop",
+        f"Stopping {run}" + (" after it saves" if save else ""),
+        ask,
+        on=nodes,
+        state=lambda answer: "failed" if answer.problem else "stopped",
+        wrong=lambda answer: bool(answer.problem),
+        limit=max(1, len(nodes)),
+        changes=True,
+    )
+
+
+def problems(proofs: Outcome[Proof]) -> dict[str, str]:
+    """By node name, what could not be stopped or verified."""
+    return proofs.reasons | {name: answer.problem for name, answer in proofs.ok.items() if answer.problem}
+
+
+def stop_result(session: Session, run: str, proofs: Outcome[Proof], *, port: int | None, already: str = "") -> Stopped:
+    """The result of a stop, from the answers of all nodes."""
+    failed = problems(proofs)
+    answers = [proof.answer for proof in proofs.ok.values()]
+    steps = [each["step"] for each in answers if isinstance(each.get("step"), int)]
+    saved = [each["step"] for each in answers if each.get("saved") and isinstance(each.get("step"), int)]
+    retry = session.again(command="stop", words=(run,))
+    folder = record.folder_of(session.inventory.path, run)
+    if not failed and not already and (record.read(folder) or {}).get("state") == "running":
+        record.change(folder, state="stopped")
+    return Stopped(
+        run=run,
+        nodes=tuple(name for name in proofs.ok if name not in failed),
+        already=already,
+        port=port,
+        saved=max(saved, default=None),
+        step=max(steps, default=None),
+        failed=failed,
+        hint=proofs.hint(f"to stop and check it again: {retry}") if failed else "",
+    )
+
+
+def refuse_others(session: Session, run: Run, found: Runs, *, others_too: bool) -> None:
+    """Refuse to touch another user's run.
+
+    Raises:
+        PreflightError: it is one; the error names the owner.
+    """
+    reasons = {}
+    for part in run.parts:
+        uid, me = part.fields.get("uid"), found.users.get(part.node)
+        if isinstance(uid, int) and me is not None and uid != me and not (me == 0 and others_too):
+            reasons[part.node] = f"it belongs to {part.owner or uid}"
+    if reasons:
+        forced = session.again("--yes", command="stop", words=(run.id,))
+        may = all(found.users.get(name) == 0 for name in reasons)
+        raise PreflightError(
+            f"run {run.id} is not yours; nothing was changed",
+            reasons=reasons,
+            hint=f"to stop it anyway, as root: {forced}" if may else f"ask {run.owner}",
+        )
+
+
+def _with_silent(done: Stopped, silent: Mapping[str, str]) -> Stopped:
+    failed = {
+        **(done.failed or {}),
+        **{name: f"no answer; the run may still be running there: {silent[name]}" for name in silent},
+    }
+    last = f"when {fold(silent)} is back: clusterctl stop {done.run}"
+    return replace(done, failed=failed, hint="; ".join(part for part in (done.hint, last) if part))
+
+
+@dataclass(frozen=True)
+class Proof:
+    """One node after a stop.
+
+    Attributes:
+        answer: the agent's answer; empty if it gave none.
+        left: what is still running or in use, one sentence each.
+        unproved: what could not be inspected, one sentence each.
+    """
+
+    answer: Mapping[str, Any] = field(default_factory=dict)
+    left: tuple[str, ...] = ()
+    unproved: tuple[str, ...] = ()
+
+    @property
+    def problem(self) -> str:
+        """This node's problem; "" if there is none."""
+        return "; ".join([*self.left, *self.unproved])
+
+
+def parse_proof(out: str, err: str = "") -> Proof:
+    """Parse a node's answer.
+
+    Args:
+        out: the script's output.
+        err: its error output, which explains a missing answer of the agent.
+    """
+    lines = [line.partition(" ")[::2] for line in out.splitlines()]
+    answer = next((found for line in out.splitlines() if (found := fields.read(line)) is not None), {})
+    left = [text for word, rest in lines if (text := _left(word, rest))]
+    left += _left_by_agent(answer) if not left else []
+    unproved = [f"nvidia-smi cannot list the GPUs' processes: {rest}" for word, rest in lines if word == "unproved"]
+    if answer.get("error"):
+        unproved.append(str(answer["error"]))
+    elif not answer:
+        status = next((rest for word, rest in lines if word == "agent"), "?")
+        why = " ".join(err.split()) or f"it ended with status {status}"
+        unproved.append(f"the agent did not answer: {why[-300:]}")
+    inspected = {rest for word, rest in lines if word == "proved"}
+    missing = [name for name in _PROVED if name not in inspected]
+    if missing and not unproved:
+        unproved.append(f"could not inspect its {', '.join(missing)}")
+    return Proof(answer, tuple(left), tuple(unproved))
+
+
+def _left(word: str, rest: str) -> str:
+    """The process, port or GPU that a line reports as still in use; "" if it reports none."""
+    first, _, more = rest.partition(" ")
+    match word:
+        case "left":
+            return f"process {first} is still running: {more.strip()[:80] or '?'}"
+        case "port":
+            return f"port {first} is still in use"
+        case "gpu":
+            return f"a GPU still holds {more} of process {first}, which has exited"
+    return ""
+
+
+def _left_by_agent(answer: Mapping[str, Any]) -> list[str]:
+    found = []
+    for key, what in (("left", "processes that could not be killed"), ("gpu", "processes that still hold GPU memory")):
+        if pids := answer.get(key):
+            found.append(f"{what}: {', '.join(map(str, pids))}")
+    return found

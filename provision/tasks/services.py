@@ -13,15 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from provision import services
-from provision.model import Step, StepResult
+from provision.errors import ClusterctlError
+from provision.model import Node, Part, Step, StepResult, Wire
+from provision.output_text import fold_equal
 from provision.services.kit import plans, scripts
-from provision.session import Failure, Outcome
+from provision.session import Failure, Lock, Outcome
+from provision.ssh.remote import reading
 
 if TYPE_CHECKING:
-    from provision.ospackages.node import Packages
+    from provision.ospackages.node import Choice, Facts, Packages
     from provision.session import Session
 
 DEADLINE = 300.0  # seconds for a node and stage
+_PACKAGES_DEADLINE = 120.0  # seconds for apt to read an index and to simulate
 Steps = tuple[StepResult, ...]
 
 
@@ -78,10 +82,8 @@ def apply(
     if not session.dry_run:
         changed = tuple(name for name in wanted if _has_changed(name, _steps(session, done)))
         good = [node for node in session.nodes if node.name not in _merge(session, done).failed]
-        verified = (
-            _verify(session, plans.plan_verification(session.inventory, good, changed), deadline) if changed else None
-        )
-        done += [verified] if verified else []
+        if changed:
+            done.append(_verify(session, plans.plan_verification(session.inventory, good, changed), deadline))
     _merge(session, done).required(*_retry(session, "services apply"))
     return _result(session, wanted, done)
 
@@ -168,10 +170,77 @@ def _skip_clients(session: Session, plan: plans.Plan, before: Outcome[Any]) -> O
 
 
 def _send_packages(session: Session, packages: Packages) -> Outcome[Any]:
-    """Send bundles of OS packages to the nodes that lack packages."""
-    from provision.tasks import os_packages  # noqa: PLC0415 - the transfer engine, which no other service needs
+    """Send bundles of OS packages to the nodes that lack packages, before the service installs them.
 
-    return os_packages.send_packages(session, packages)
+    Returns:
+        The nodes where the packages cannot be installed, in ``failed``; nothing was changed there.
+
+    Raises:
+        BundleError: a bundle is damaged.
+    """
+    found = _compare_packages(session, packages)
+    done: Outcome[Any] = Outcome(session, {}, found.failed, changes=True)
+    for choice in () if session.dry_run else packages.choices:
+        lacking = [node for node in found.of(session.nodes) if found.ok[node.name].lacks]
+        done &= _send_bundle(session, choice, [node for node in lacking if found.ok[node.name].name == choice.name])
+    return Outcome(session, {}, done.failed, changes=True)
+
+
+def _compare_packages(session: Session, packages: Packages) -> Outcome[Facts]:
+    """Simulate the installation on every node.
+
+    Warns about packages that will be removed, and about processes that the installation will wait for.
+    """
+    from provision.ospackages import node as on_node  # noqa: PLC0415 - no other service needs it
+
+    chosen = packages.choices
+    script, index = on_node.facts(chosen), on_node.index(chosen)
+
+    def ask(node: Node) -> Facts:
+        result = session.run(node, script, stdin=index, deadline=_PACKAGES_DEADLINE)
+        if result.rc != 0:
+            raise ClusterctlError(" ".join((result.err or result.out).split()) or "its packages could not be listed")
+        with reading(node):
+            facts = on_node.read(result.out)
+        if why := on_node.judge(facts, chosen, packages.replace):
+            raise ClusterctlError(why)
+        return facts
+
+    def state(facts: Facts) -> str:
+        return f"lacks {', '.join(facts.lacks)}" if facts.lacks else "complete"
+
+    outcome = session.work("os packages", "Comparing packages", ask, state=state)
+    removed = {name: ", ".join((facts.changes or {}).get("remove", ())) for name, facts in outcome.ok.items()}
+    for text, names in fold_equal({name: text for name, text in removed.items() if text}).items():
+        session.warn(f"{names}: {text} will be removed; `clusterctl services undo` restores it")
+    for name, facts in outcome.ok.items():
+        if facts.lacks and facts.holder:
+            pid, _, program = facts.holder.partition(" ")
+            wait = f"installing waits up to {on_node.LOCK_SECONDS} s for it"
+            session.warn(f"{name}: {program} (process {pid}) is using dpkg; {wait}")
+    return outcome
+
+
+def _send_bundle(session: Session, choice: Choice, nodes: Sequence[Node]) -> Outcome[Any]:
+    from provision.ospackages import node as on_node  # noqa: PLC0415 - the transfer engine, which no other service needs
+    from provision.session.sending import send  # noqa: PLC0415
+    from provision.transfer import Target  # noqa: PLC0415
+
+    script, folder = on_node.opening(choice), str(choice.folder)
+
+    def open_folder(node: Node) -> bool:
+        return "ssh" in session.output(node, script, root=True, deadline=_PACKAGES_DEADLINE).split()
+
+    opened = session.each(open_folder, on=nodes, changes=True)
+    if not opened.ok:
+        return opened
+    with session.locked(Lock(f"{folder}/lock"), on=opened.of(nodes)):
+        targets = [
+            Target(node, f"{folder}/transfer", f"{folder}/tree", "plain", opened.ok[node.name])
+            for node in opened.of(nodes)
+        ]
+        parts: dict[Wire, Sequence[Part]] = {"plain": on_node.parts(choice)}
+        return opened & send(session, "send os packages", choice.bundle.path.name, targets, parts).outcome
 
 
 def _merge(session: Session, done: Iterable[Outcome[Any]]) -> Outcome[Any]:

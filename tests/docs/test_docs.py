@@ -9,7 +9,7 @@ import click
 import pytest
 
 from provision.cli import cli
-from provision.cli.examples import EXAMPLES
+from provision.cli.program import EXAMPLES
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

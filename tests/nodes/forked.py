@@ -141,10 +141,15 @@ if __name__ == "__main__":
     sys.path.pop(0)  # this folder
     from provision.cli import main
     from provision.cli.program import MODULES
+    from provision.registry import module_names
     from provision.render import template_environment
 
-    for module in sorted(set(MODULES.values())):
-        import_module(f"provision.cli.{module}")
+    modules = [
+        *(f"cli.{name}" for name in MODULES.values()),
+        *(f"tasks.{name}" for name in module_names("provision.tasks")),
+    ]
+    for module in dict.fromkeys(modules):
+        import_module(f"provision.{module}")
     for name in template_environment().list_templates(extensions=["j2"]):
         template_environment().get_template(name)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

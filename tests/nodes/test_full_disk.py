@@ -11,7 +11,7 @@ from tiny_env import make_env
 from provision.env.packing.pack import PackOptions, pack
 from provision.errors import UsageError
 from provision.model import ignore
-from provision.tasks.interchange import bundle_of, pack_archive
+from provision.tasks.bundles import bundle_of, pack_archive
 
 pytestmark = pytest.mark.root
 

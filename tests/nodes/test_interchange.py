@@ -11,7 +11,7 @@ from command import run
 
 from provision import sandbox as sandboxes
 from provision.model import ignore
-from provision.tasks.interchange import bundle_of, pack_archive
+from provision.tasks.bundles import bundle_of, pack_archive
 
 pytestmark = [pytest.mark.root, pytest.mark.lab]
 

@@ -20,7 +20,7 @@ from test_deploy import inventory, make_env
 
 from provision import sandbox as sandboxes
 from provision.model import ignore
-from provision.tasks.tool import pack_tool
+from provision.tasks.bundles import pack_tool
 
 pytestmark = pytest.mark.root
 
@@ -187,7 +187,7 @@ def test_tool_packs_an_identical_tool(box, tool):
     controller(box, TOOL, "--version")
     home = f"/root/.cache/clusterctl/{cached(box)[0]}"
     program = (
-        "from pathlib import Path; from provision.tasks.tool import pack_tool; from provision.model import ignore\n"
+        "from pathlib import Path; from provision.tasks.bundles import pack_tool; from provision.model import ignore\n"
         "print(pack_tool(output=Path('/root/again.run'), emit=ignore).tool.digest)"
     )
     assert controller(box, f"{home}/python", "-c", program).stdout.strip() == tool.tool.digest
@@ -267,7 +267,7 @@ def test_tool_of_a_distribution_python_works(box, tmp_path):
     ):
         pytest.skip(f"{debian} is not {STDLIB}: the packages of this environment are not for it")
     program = (
-        "import sys; from pathlib import Path; from provision.tasks.tool import pack_tool;"
+        "import sys; from pathlib import Path; from provision.tasks.bundles import pack_tool;"
         " from provision.model import ignore; print(pack_tool(output=Path(sys.argv[1]), emit=ignore).tool.digest[:12])"
     )
     file = tmp_path / "debian.run"

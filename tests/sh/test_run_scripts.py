@@ -16,7 +16,7 @@ import pytest
 
 from provision.render import quote, render
 from provision.run.files import Entry, RunFiles, tar_stream
-from provision.tasks.gate import talk_script
+from provision.tasks.measures.talk import talk_script
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")

@@ -23,7 +23,7 @@ from provision.netbench import (
     slow_pairs,
     tournament,
 )
-from provision.tasks.bench_nodes import network_used
+from provision.tasks.bench import network_used
 
 M = 1 << 20
 

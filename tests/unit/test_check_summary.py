@@ -7,12 +7,13 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision import checks, summaries
+from provision import checks
 from provision.checks import Answer, Plan, ids, judged, load
-from provision.cli.health import refusal
+from provision.cli.check import refusal
 from provision.errors import NodesFailedError, PreflightError
 from provision.model import CommandLine, Inventory, Node
 from provision.session import Session
+from provision.summaries.check import check_output, finding_rows
 from provision.tasks.check import CheckResult, judge
 
 NAMES = [f"gpu{number:02}" for number in range(1, 17)]
@@ -50,7 +51,7 @@ def result(*findings, unreachable=None, checks=None):
 
 
 def rows(*findings, **options):
-    return [line.text for line in summaries.finding_rows(result(*findings), **options)]
+    return [line.text for line in finding_rows(result(*findings), **options)]
 
 
 def test_worst_verdict_is_first_and_equal_nodes_are_folded():
@@ -98,7 +99,7 @@ def test_output_of_a_node_cannot_move_the_cursor():
 
 
 def test_the_numbers():
-    data, text = summaries.check_output(
+    data, text = check_output(
         result(
             fail(TEMP, "gpu01", "97 C", expected="", fix="x"),
             fail("gpu.mig", "gpu01", "on", expected="", fix="x"),
@@ -109,7 +110,7 @@ def test_the_numbers():
     assert data["counts"] == {"FAIL": 2, "WARN": 0, "UNKNOWN": 1, "OK": 15, "N/A": 0}
     assert data["findings"][0]["why"] == load(TEMP).why
     assert text == "gpu[01-16]: 3 checks in 1.2 s, 2 FAIL (2 checks), 1 UNKNOWN (1 check), 15 OK"
-    assert summaries.check_output(result(ok(TEMP, "gpu01", "x")))[1] == "gpu[01-16]: 1 check in 1.2 s, all OK"
+    assert check_output(result(ok(TEMP, "gpu01", "x")))[1] == "gpu[01-16]: 1 check in 1.2 s, all OK"
 
 
 def test_exit_code_is_4_for_findings_and_5_for_missing_nodes():
@@ -152,7 +153,7 @@ def lacking(check, node, observed="no NVIDIA GPU, no nvidia-smi"):
 def test_inapplicable_checks_are_counted_separately():
     """A node without GPUs is not "all OK": nothing was checked there."""
     found = result(ok(TEMP, "gpu01", "at most 40 °C"), lacking(TEMP, "gpu02"), lacking("gpu.ecc", "gpu02"))
-    data, text = summaries.check_output(found)
+    data, text = check_output(found)
     assert data["counts"] == {"FAIL": 0, "WARN": 0, "UNKNOWN": 0, "OK": 1, "N/A": 2}
     assert text.endswith("1 OK, 2 n/a (no NVIDIA GPU)")
     assert "all OK" not in text
@@ -162,8 +163,8 @@ def test_inapplicable_checks_are_counted_separately():
 
 
 def test_only_a_cluster_where_everything_was_checked_is_all_ok():
-    assert summaries.check_output(result(ok(TEMP, "gpu01", "cool")))[1].endswith("all OK")
-    assert "0 OK, 1 n/a" in summaries.check_output(result(lacking(TEMP, "gpu01")))[1]
+    assert check_output(result(ok(TEMP, "gpu01", "cool")))[1].endswith("all OK")
+    assert "0 OK, 1 n/a" in check_output(result(lacking(TEMP, "gpu01")))[1]
 
 
 @pytest.mark.parametrize("check", [each for each in ids() if each.startswith(("gpu.", "ib."))])

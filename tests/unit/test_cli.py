@@ -120,7 +120,7 @@ def test_unexpected_system_error_is_shown_without_a_traceback(run, monkeypatch, 
     def refuse(*_args, **_options):
         raise error
 
-    monkeypatch.setattr("provision.tasks.inspect.inspect", refuse)
+    monkeypatch.setattr("provision.tasks.bundles.inspect", refuse)
     assert run("inspect", "x") == (2, "", f"error: {said}\n")
     code, out, _ = run("inspect", "x", "--json")
     assert (code, json.loads(out)["error"]["message"]) == (2, said)

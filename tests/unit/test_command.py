@@ -8,7 +8,7 @@ import pytest
 
 from provision.errors import NodesFailedError, UsageError
 from provision.model import Result
-from provision.summaries import command_output, command_rows
+from provision.summaries.nodes import command_output, command_rows
 from provision.tasks.command import Commanded, command_line
 
 

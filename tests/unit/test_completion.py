@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from provision.cli import cli
-from provision.cli.examples import EXAMPLES, GROUPS
+from provision.cli.program import EXAMPLES, GROUPS
 
 INVENTORY = """
 prefix: /opt/llm/current

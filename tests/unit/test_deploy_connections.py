@@ -7,12 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from provision.cli.cluster import unfinished
 from provision.errors import NodesFailedError
 from provision.model import Inventory, Node, Result
 from provision.services import limits
 from provision.session import session
 from provision.tasks import deploy
-from provision.tasks.failed import unfinished
 
 
 class StopHereError(Exception):

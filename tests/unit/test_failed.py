@@ -9,9 +9,9 @@ from pathlib import PurePosixPath
 import pytest
 
 from provision.cli import main
+from provision.cli.cluster import FAILED, last_failed, remember_failed
 from provision.errors import BundleError, InterruptedByUser, NodesFailedError, PreflightError
 from provision.model import Inventory, Node
-from provision.tasks.failed import FILE, last_failed, remember_failed
 
 NODES = tuple(Node(f"gpu{number}", f"10.0.0.{number}") for number in range(1, 5))
 
@@ -95,11 +95,11 @@ def test_an_error_about_no_node_and_a_dry_run_change_nothing(inventory):
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"inventory.yaml": 3}', '{"inventory.yaml": {"run": 3}}', "\0"])
 def test_foreign_file_is_ignored(inventory, tmp_path, text):
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / FAILED).write_text(text)
     assert failed(inventory) == []
     work(inventory, broken("gpu1"))
     assert failed(inventory) == ["gpu1"]
-    assert json.loads((tmp_path / FILE).read_text())
+    assert json.loads((tmp_path / FAILED).read_text())
 
 
 @pytest.mark.parametrize("command", ["deploy", "run"])
@@ -118,7 +118,7 @@ def test_command_reports_that_there_is_nothing_to_retry(command, tmp_path, capsy
 
 
 def test_a_folder_that_cannot_be_written_to_keeps_nothing(inventory, tmp_path):
-    (tmp_path / FILE).mkdir()
+    (tmp_path / FAILED).mkdir()
     work(inventory, broken("gpu1"))
     assert failed(inventory) == []
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [FAILED]

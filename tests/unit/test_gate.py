@@ -18,9 +18,7 @@ from provision.run.readiness import Content
 from provision.session import Failure, Outcome, Session
 from provision.ssh.remote import NodeUnreachable
 from provision.tasks import gate as gate_module
-from provision.tasks import prepare
-from provision.tasks.gate import GateOptions, Question, gate
-from provision.tasks.prepare import Answer, RefusedError
+from provision.tasks.gate import Answer, GateOptions, Question, RefusedError, gate
 
 NODES = tuple(Node(f"node0{number}", f"10.0.0.1{number}") for number in (1, 2, 3, 4))
 INVENTORY = Inventory(Path("/x/inventory.yaml"), PurePosixPath("/opt/llm/current"), NODES)
@@ -43,8 +41,8 @@ class Cluster:
         self.questions = []
         self.removed = []
         self.told = []
-        monkeypatch.setattr(prepare, "prepare", self.prepare)
-        monkeypatch.setattr(prepare, "remove_folders", self.remove_folders)
+        monkeypatch.setattr(gate_module, "prepare", self.prepare)
+        monkeypatch.setattr(gate_module, "remove_folders", self.remove_folders)
         monkeypatch.setattr(gate_module, "ask", self.ask)
 
     def prepare(self, session, nodes, _run, files, *, port=None, scratch=""):
@@ -289,7 +287,7 @@ def test_this_machine_alone_passes_without_ssh(here, tmp_path):
     ):
         (node,) = passed.nodes
         answer = passed.answers[node.name]
-        assert answer.release == prepare.LOCAL
+        assert answer.release == gate_module.LOCAL
         assert answer.prefix(here) == here.prefix
         assert (answer.facts.master, answer.facts.interface) == ("127.0.0.1", "lo")
         assert Path(here.root, "runs/run-1/job/sft.yaml").exists()

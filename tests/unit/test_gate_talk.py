@@ -16,7 +16,7 @@ from provision.model import LOCAL, Inventory, Node
 from provision.run.readiness import parse_content as parse
 from provision.session import Session
 from provision.ssh.local import LocalRemote
-from provision.tasks.gate import talk, talk_script
+from provision.tasks.measures.talk import talk, talk_script
 
 AGENT = Path(__file__).parents[2] / "trainer" / "agent"
 PYTHON = os.environ.get("AGENT_PYTHON", sys.executable)  # to try the agent under an older Python

@@ -307,7 +307,7 @@ def test_a_missing_configuration_is_reported_with_the_next_command(tmp_path, mon
     (tmp_path / "env/bin").mkdir(parents=True)
     (tmp_path / "env/bin/python").touch()
     with pytest.raises(UsageError) as caught:
-        find_config(None, local_inventory(tmp_path / "env"))
+        find_config(local_inventory(tmp_path / "env"))
     assert "inventory" not in str(caught.value)
     for way in ("CONFIG.yaml", "SCRIPT.py", "-m MODULE", "-- torchrun"):
         assert way in caught.value.hint

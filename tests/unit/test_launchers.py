@@ -255,7 +255,7 @@ USED = """
 import json
 from dataclasses import replace
 from provision import launchers
-from provision.cli.training import train_command
+from provision.cli.train import train_command
 from provision.model import Node
 from provision.run import Facts, RunSpec, Worker
 from pathlib import PurePosixPath

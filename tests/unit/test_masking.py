@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from provision.cli.training import read_variables
+from provision.cli.train import read_variables
 from provision.errors import UsageError
 from provision.launchers import from_words
 from provision.masking import is_secret, mask_env, mask_plan, mask_words, secret_option

@@ -15,7 +15,7 @@ from provision.errors import BundleError, UsageError
 from provision.model import ignore
 from provision.ospackages import bundle, families, releases
 from provision.ospackages.bundle import open_bundle
-from provision.tasks.pack_os import pack_os
+from provision.tasks.bundles import pack_os
 
 needs = pytest.mark.skipif(
     not all(map(shutil.which, ("apt-get", "dpkg-deb", "gpg", "gpg-agent"))),

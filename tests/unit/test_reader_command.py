@@ -28,7 +28,7 @@ from provision.render import render
 from provision.run import record as records
 from provision.session import Session
 from provision.summaries.metrics import curve
-from provision.tasks import metrics as task
+from provision.tasks import logs as task
 from trainer.reader import MARKS
 from trainer.reader.__main__ import main as program
 
@@ -243,7 +243,7 @@ def test_a_runs_numbers_come_from_its_first_node(inventory, monkeypatch, tmp_pat
     monkeypatch.setattr(
         task, "find", lambda *_: (types.SimpleNamespace(id="r", head=head), types.SimpleNamespace(unreachable={}))
     )
-    monkeypatch.setattr(task, "run_folder", lambda _inventory, run: tmp_path / "runs" / run)
+    monkeypatch.setattr(task, "logs_folder", lambda _inventory, part: f"{tmp_path}/runs/{part.logs}")
     found = task.read_run(Session(inventory, connections=nodes), "r")
     assert list(found.series) == rows("nanogpt.log")
     assert (found.names, nodes.asked) == (("r",), [asked])

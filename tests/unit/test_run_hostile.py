@@ -22,8 +22,7 @@ from provision.run.found import merge_runs, parse_runs
 from provision.summaries.runs import run_data, run_lines, run_output
 from provision.tasks.collect import read_offer
 from provision.tasks.measures import clock
-from provision.tasks.status import RunStatus
-from provision.tasks.stop import parse_proof
+from provision.tasks.runs import RunStatus, parse_proof
 from provision.transfer.fetch import parse_list
 from trainer.agent.contract import offers
 

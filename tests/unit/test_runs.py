@@ -24,10 +24,8 @@ from provision.session import Outcome, Session
 from provision.summaries.runs import run_lines, run_output, stop_output
 from provision.tasks import runs as runs_module
 from provision.tasks.logs import tail_script
-from provision.tasks.resume import refuse_resume
-from provision.tasks.runs import Runs, find, script
-from provision.tasks.status import RunStatus
-from provision.tasks.stop import Stopped, judged, parse_proof, refuse_others
+from provision.tasks.runs import Runs, RunStatus, Stopped, find, list_script, parse_proof, refuse_others, stop_result
+from provision.tasks.train import refuse_resume
 from provision.transfer.fetch import RemoteFile, UnrequestedFile, fetch, lacking, list_files, parse_list
 
 NODE = Node("node01", "10.0.0.1")
@@ -159,12 +157,12 @@ def test_the_script_finds_a_living_agent_and_its_last_samples(tmp_path):
     (tmp_path / "runs" / "2026-9").mkdir()
     (tmp_path / "inventory.yaml").write_text(f"prefix: {tmp_path}/current\nnodes: {{node01: 10.0.0.1}}\n")
     inventory = load(tmp_path / "inventory.yaml")
-    runs = runs_of(("node01", Shell().run(script(inventory)).out))
+    runs = runs_of(("node01", Shell().run(list_script(inventory)).out))
     assert {name: run.live for name, run in runs.items()} == {"2026-0": True, "2026-1": False}
     assert len(runs["2026-0"].head.samples) == 30
     assert runs["2026-0"].networks == ()
-    assert list(runs_of(("node01", Shell().run(script(inventory, "-1")).out))) == ["2026-1"]
-    assert runs_of(("node01", Shell().run(script(inventory, "2026-0")).out))["2026-0"].networks == ("TCP",)
+    assert list(runs_of(("node01", Shell().run(list_script(inventory, "-1")).out))) == ["2026-1"]
+    assert runs_of(("node01", Shell().run(list_script(inventory, "2026-0")).out))["2026-0"].networks == ("TCP",)
 
 
 # --- chosen --------------------------------------------------------------------------------------
@@ -384,15 +382,15 @@ def test_stop_reports_what_it_verified_on_each_node(tmp_path):
     inventory = load(tmp_path / "inventory.yaml")
     session = Session(inventory)
     both = {node.name: PROVED for node in inventory.nodes}
-    done = judged(session, "r1", Outcome(session, both), port=23456)
+    done = stop_result(session, "r1", Outcome(session, both), port=23456)
     done.raise_failed()
     assert stop_output(done)[1].splitlines() == [
         "run r1 stopped on node[01-02]: no process left, no GPU memory held, port 23456 free",
         "saved a checkpoint at step 12; to continue: clusterctl resume r1",
     ]
-    again = judged(session, "r1", Outcome(session, both), port=None, already="stopped")
+    again = stop_result(session, "r1", Outcome(session, both), port=None, already="stopped")
     assert "had already ended (stopped) on node[01-02]: no process left" in stop_output(again)[1]
-    half = judged(session, "r1", Outcome(session, {**both, "node02": parse_proof("", "no python")}), port=None)
+    half = stop_result(session, "r1", Outcome(session, {**both, "node02": parse_proof("", "no python")}), port=None)
     with pytest.raises(NodesFailedError, match="may still be running on 1 of 2 nodes") as caught:
         half.raise_failed()
     assert list(caught.value.reasons) == ["node02"]
@@ -604,17 +602,17 @@ def test_several_running_runs_are_named_with_the_command_for_each(monkeypatch):
 def test_stop_on_a_terminal_names_the_run_and_asks(monkeypatch, capsys, ids, typed, meant):
     import io
 
-    from provision.cli.terminal import asking_which
+    from provision.cli.runs import ask_which_run
     from provision.errors import InterruptedByUser
     from provision.output import Reporter
 
-    assert asking_which(Reporter()) is None  # no terminal: no question
+    assert ask_which_run(Reporter()) is None  # no terminal: no question
     inventory, found = going(*ids)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{typed}\n"))
     for stream in (sys.stdin, sys.stderr):
         monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(runs_module, "find_all", lambda *_, **__: found)
-    ask = asking_which(Reporter(out=io.StringIO(), err=io.StringIO()))
+    ask = ask_which_run(Reporter(out=io.StringIO(), err=io.StringIO()))
     if meant:
         assert find(Session(inventory, [NODE]), None, live_first=True, ask=ask)[0].id == meant
     else:

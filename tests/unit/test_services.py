@@ -12,7 +12,7 @@ from provision.inventory.schema import Section
 from provision.model import Inventory, Node, StepResult
 from provision.services import chrony, hosts, limits
 from provision.services.kit import plans
-from provision.summaries import services_output
+from provision.summaries.nodes import services_output
 from provision.tasks.services import ServicesResult
 
 NODES = tuple(Node(f"gpu0{n}", f"10.0.0.{n}", f"10.1.0.{n}") for n in (1, 2, 3))
@@ -123,6 +123,6 @@ def test_nothing_to_undo_is_one_line():
 def test_tasks_name_no_service():
     """What a service needs beyond its steps is data, such as its packages; no task has a rule for one service."""
     tasks = Path(services.__file__).parents[1] / "tasks"
-    for path in (tasks / "services.py", tasks / "os_packages.py", tasks / "deploy.py"):
+    for path in (tasks / "services.py", tasks / "deploy.py"):
         named = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
         assert not named & set(services.names()), path

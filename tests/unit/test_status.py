@@ -9,7 +9,7 @@ from provision.checks.kit.measures import EVERY_PAIR, Offset, blamed, line, offs
 from provision.model import Node
 from provision.summaries.status import WIDTH, status_output
 from provision.tasks.measures.clock import bounds, combined
-from provision.tasks.status import NodeStatus, Status, read
+from provision.tasks.runs import NodeStatus, Status, read_status
 
 
 def names(count):
@@ -17,10 +17,10 @@ def names(count):
 
 
 def test_two_lines_of_a_node():
-    assert read("uptime 123.45\ncurrent /opt/llm/releases/0123456789ab\n") == NodeStatus(123.45, "0123456789ab")
-    assert read("uptime 123.45\ncurrent releases/0123456789ab\n").release == "0123456789ab"
-    assert read("current \n") == NodeStatus()
-    assert read("") == NodeStatus()
+    assert read_status("uptime 123.45\ncurrent /opt/llm/releases/0123456789ab\n") == NodeStatus(123.45, "0123456789ab")
+    assert read_status("uptime 123.45\ncurrent releases/0123456789ab\n").release == "0123456789ab"
+    assert read_status("current \n") == NodeStatus()
+    assert read_status("") == NodeStatus()
 
 
 def test_one_answer_bounds_the_offset_from_both_sides():

@@ -15,7 +15,7 @@ import pytest
 
 from provision.errors import UsageError
 from provision.model import Notice, Progress, ignore
-from provision.tasks.tool import pack_tool
+from provision.tasks.bundles import pack_tool
 from provision.tool import contents, distributions, pack
 from provision.tool.contents import Item, compile_sources, running
 from provision.tool.libraries import Dynamic

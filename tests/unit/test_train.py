@@ -13,9 +13,8 @@ from provision.run import Facts, Job, Launch, RunSpec, Worker, new_run_id
 from provision.run.record import output_of
 from provision.session import Session
 from provision.summaries.runs import train_output
-from provision.tasks.resume import refuse_plans, renewed
 from provision.tasks.start import Following, Start
-from provision.tasks.train import Training, find_config, linked, run_id, visible
+from provision.tasks.train import Training, find_config, linked, refuse_plans, renewed, run_id, visible
 from trainer.agent.contract.plan import Link, Plan, Resume
 
 PROVED = '{"event": "stopped", "left": []}\nproved processes\nproved ports\nproved gpus\n'
@@ -97,9 +96,9 @@ def test_name_is_part_of_the_id_or_refused():
 def test_default_config_is_train_yaml(inventory, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"no train\.yaml in this folder"):
-        find_config(None, inventory)
+        find_config(inventory)
     (tmp_path / "train.yaml").touch()
-    assert str(find_config(None, inventory)) == "train.yaml"
+    assert str(find_config(inventory)) == "train.yaml"
 
 
 @pytest.mark.parametrize(

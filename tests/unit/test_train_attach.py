@@ -14,8 +14,8 @@ from provision.run.follow import Follower
 from provision.session import streams
 from provision.session.streams import Stream, Streams
 from provision.ssh.remote import HostKeyChanged, NodeUnreachable
-from provision.tasks import attach
-from provision.tasks.attach import Attachment, HungUp
+from provision.tasks import start as attach
+from provision.tasks.start import Attachment, HungUp
 from trainer.agent.contract.plan import Plan
 
 A, B = Node("a", "10.0.0.1"), Node("b", "10.0.0.2")

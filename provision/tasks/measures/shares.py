@@ -63,7 +63,8 @@ def measure(plan: Plan, session: Session) -> dict[str, Answer]:
         alone = len(names) == 1
         sides = {name: [_side(each, name, first, others, last, alone=alone) for each in trials] for name in names}
         # The first node removed the files that it saw; every other node removes its own.
-        stray = {each: {name for name in names if _strayed(sides[name][each.number])} for each in trials}
+        strays = {name: [side.wrote == "fine" and side.back == "absent" for side in sides[name]] for name in names}
+        stray = {each: {name for name in names if strays[name][each.number]} for each in trials}
         _access(session, "tidy", stray)
         shown.states = dict.fromkeys(names, "done")
     return {name: _answer(sides[name], first.get(name), others.get(name)) for name in names}
@@ -96,11 +97,6 @@ def _answer(sides: Sequence[Side], *results: Result | ClusterctlError | None) ->
     if lost:
         return Answer(rc=1, err=str(lost))
     return Answer("".join(f"{line}\n" for side in sides for line in side.lines()))
-
-
-def _strayed(side: Side) -> bool:
-    """Whether a node's file is in a folder that the first node does not see."""
-    return side.wrote == "fine" and side.back == "absent"
 
 
 def _outcome(answers: Answers, name: str, what: str, each: _Trial, token: str = "") -> str:

@@ -21,7 +21,7 @@ from provision.env.packing import pack, writer
 from provision.env.source import editable, environment
 from provision.errors import BundleError, UsageError
 from provision.model import ignore
-from provision.tasks.interchange import pack_archive
+from provision.tasks.bundles import pack_archive
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,8 @@ from provision.env.difference import (
 from provision.env.packing.pack import PackOptions, pack
 from provision.errors import BundleError, UsageError
 from provision.model import ignore
-from provision.tasks.inspect import diff, difference_output
+from provision.summaries.bundles import difference_output
+from provision.tasks.bundles import diff
 
 
 @pytest.fixture

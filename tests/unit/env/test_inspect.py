@@ -13,7 +13,8 @@ from provision.env.packing.pack import pack
 from provision.env.text import columns, line, number, size
 from provision.errors import BundleError
 from provision.model import Progress, ignore
-from provision.tasks.inspect import inspect, inspection_output
+from provision.summaries.bundles import inspection_output
+from provision.tasks.bundles import inspect
 
 HEX = "0" * 64
 

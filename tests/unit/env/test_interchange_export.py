@@ -247,10 +247,10 @@ def test_a_folder_that_scripts_would_misread_is_refused(prefix):
 def test_conda_unpack_has_the_rules_of_relocation():
     from provision.env import relocation
 
-    assert conda_unpack._ENDS == relocation._ENDS
-    assert conda_unpack._INSIDE_A_PATH.pattern == relocation._INSIDE_A_PATH.pattern
-    assert conda_unpack._PREFIX.pattern == relocation._PREFIX.pattern.encode()
-    assert (conda_unpack._LIMIT, conda_unpack._LATER_LIMIT) == (
+    assert conda_unpack.ENDS == relocation.ENDS
+    assert conda_unpack.INSIDE_A_PATH.pattern == relocation.INSIDE_A_PATH.pattern
+    assert conda_unpack.PREFIX.pattern == relocation.PREFIX.pattern.encode()
+    assert (conda_unpack.LIMIT, conda_unpack.LATER_LIMIT) == (
         relocation.SHEBANG_LIMIT,
         relocation.LATER_SHEBANG_LIMIT,
     )
@@ -260,7 +260,7 @@ def test_conda_unpack_has_the_rules_of_relocation():
         b"#!/usr/bin/env -i x\n",
         b"#!/bin/sh\n",
     ):
-        wanted, match = relocation.env_program(line + b"rest"), conda_unpack._ENV.match(line + b"rest")
+        wanted, match = relocation.env_program(line + b"rest"), conda_unpack.ENV.match(line + b"rest")
         assert wanted == (match and (match[1], match[2].strip(), (line + b"rest")[match.end() :]))
 
 

@@ -19,7 +19,8 @@ from provision.env.interchange.importer import import_archive, name_of, origin
 from provision.env.packing.pack import pack
 from provision.errors import BundleError, UsageError
 from provision.model import Notice, StageStarted, ignore
-from provision.tasks.interchange import archive_output, bundle_of, pack_archive
+from provision.summaries.bundles import archive_output
+from provision.tasks.bundles import bundle_of, pack_archive
 
 
 def conda_packed(prefix, archive, **options):

@@ -17,7 +17,7 @@ from provision.env.packing import writer
 from provision.env.packing.pack import PackOptions, pack
 from provision.errors import BundleError, UsageError
 from provision.model import ignore
-from provision.tasks.pack import parse_size
+from provision.tasks.bundles import parse_size
 
 SPLIT = 20_000
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import click
 
-from provision import sandbox, summaries
+from provision import sandbox
 from provision.cli.cluster import INVENTORY, load_inventory, prompts_of
 from provision.cli.options import Number, number, reporting
 from provision.errors import UsageError
 from provision.inventory.new_nodes import parse_hosts
 from provision.output import Reporter
 from provision.session import Session
+from provision.summaries.nodes import enroll_output, inventory_output, sandbox_output, sandboxes_output
 from provision.tasks.init import create, foreign, init
 from trainer.bounds import Bound
 
@@ -61,7 +62,7 @@ def init_command(
             raise UsageError("--user and --prefix need hosts: they are written into a new inventory")
         inventory = load_inventory(path, reporter)
         with Session(inventory, typed=reporter.typed, prompts=prompts, emit=reporter) as session:
-            reporter.result(*summaries.enroll_output(init(session)))
+            reporter.result(*enroll_output(init(session)))
         return
     found = foreign(source, group=group, emit=reporter) if source else None
     ssh = {**(found.ssh if found else {}), **({"user": user} if user else {})}
@@ -69,7 +70,7 @@ def init_command(
     created = create(
         path, named, ssh=ssh, prefix=prefix, found=found, prompts=prompts, emit=reporter, typed=reporter.typed
     )
-    reporter.result(*summaries.inventory_output(created))
+    reporter.result(*inventory_output(created))
     created.raise_failed()
 
 
@@ -100,14 +101,14 @@ def sandbox_up(reporter: Reporter, **options: Any) -> None:
     Writes inventory.yaml, known_hosts and the ssh key id_ed25519 to this directory. Nodes with the minimal file system
     have no Python, zstd or rsync. Nodes with the host file system see a copy-on-write view of this machine.
     """
-    reporter.result(*summaries.sandbox_up(sandbox.up(sandbox.Options(directory=Path.cwd(), **options), emit=reporter)))
+    reporter.result(*sandbox_output(sandbox.up(sandbox.Options(directory=Path.cwd(), **options), emit=reporter)))
 
 
 @sandbox_group.command("list")
 @reporting
 def sandbox_list(reporter: Reporter) -> None:
     """List the sandboxes on this machine."""
-    reporter.result(*summaries.sandboxes(sandbox.list_all()))
+    reporter.result(*sandboxes_output(sandbox.list_all()))
 
 
 @sandbox_group.command("down")
@@ -133,6 +134,3 @@ def sandbox_down(reporter: Reporter, name: str | None, *, everything: bool) -> N
     for item in ended:
         sandbox.down(item)
     reporter.result({"ended": ended}, "removed " + ", ".join(ended))
-
-
-COMMANDS = (init_command, sandbox_group)

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import click
 
-from provision import summaries
-from provision.cli.cluster import load_or_here, on_nodes, session_on
+from provision.cli.cluster import Selection, on_nodes
 from provision.cli.options import DEADLINE as NODE_DEADLINE
 from provision.cli.options import Number, number, reporting
 from provision.env.bundle.reader import open_bundle
 from provision.errors import NodesError, NodesFailedError, PreflightError
-from provision.inventory import fold, select
+from provision.inventory import fold
 from provision.output import Reporter
 from provision.session import Session
+from provision.summaries.check import check_output, finding_rows
+from provision.tasks.bundles import bundle_of
 from provision.tasks.check import DEADLINE, CheckOptions, CheckResult, check
-from provision.tasks.interchange import bundle_of
 from trainer.bounds import Bound
 
 
@@ -48,9 +48,7 @@ from trainer.bounds import Bound
 @reporting
 def check_command(
     reporter: Reporter,
-    inventory_path: Path,
-    limit: str | None,
-    exclude: str | None,
+    selection: Selection,
     level: int,
     only: tuple[str, ...],
     root: bool | None,
@@ -64,14 +62,13 @@ def check_command(
     Changes nothing on the nodes. With BUNDLE, also checks whether the bundle can run on them: driver, GPUs, glibc and
     disk space.
     """
-    inventory = load_or_here(inventory_path, reporter)
-    nodes = select(inventory, limit=limit, exclude=exclude)
+    session = selection.session_or_here(reporter, asks_sudo=bool(root))
     manifest = open_bundle(bundle_of(bundle, emit=reporter)).manifest if bundle else None
     options = CheckOptions(level, only, manifest, root, deadline)
-    with session_on(reporter, inventory, nodes, asks_sudo=bool(root)) as session:
+    with session:
         result = check(session, options)
-    reporter.show(summaries.finding_rows(result, verbose=verbose))
-    reporter.result(*summaries.check_output(result))
+    reporter.show(finding_rows(result, verbose=verbose))
+    reporter.result(*check_output(result))
     if error := refusal(session, result):
         raise error
 
@@ -94,6 +91,3 @@ def refusal(session: Session, result: CheckResult) -> NodesError | None:
         hint = session.without(result.unreachable, len(result.nodes) + len(result.unreachable))
         return NodesFailedError(silent, reasons=result.unreachable, hint=hint)
     return None
-
-
-COMMANDS = (check_command,)

@@ -1,22 +1,24 @@
-"""``clusterctl train``."""
+"""``clusterctl train`` and ``resume``, and what Ctrl-C does to a run that they follow."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
 
-from provision import launchers, summaries
-from provision.cli.cluster import load_or_here, on_nodes, refuse_alone, session_on
+from provision import launchers
+from provision.cli.cluster import Selection, on_nodes, refuse_alone, session_on
 from provision.cli.options import COUNT, INDEX, SECONDS, number, reporting
-from provision.cli.terminal import asking, letting_go
 from provision.errors import UsageError
-from provision.inventory import select
 from provision.inventory.document import shown
 from provision.launchers import from_words
 from provision.masking import is_secret, mask_words
@@ -26,13 +28,16 @@ from provision.run import Job
 from provision.run.shells import as_cmd, as_powershell, as_sh
 from provision.run.spec import count_nodes
 from provision.session import Session
+from provision.summaries.runs import train_output
 from provision.tasks import train as tasks
 from provision.tasks.gate import GateOptions
-from provision.tasks.start import Following
+from provision.tasks.start import Ask, Choice, Following, HungUp
 from provision.tasks.train import ZERO_CHOICES, Policy, Training, find_config
 
 _SHELLS = {"sh": as_sh, "powershell": as_powershell, "cmd": as_cmd}
 _PATH = click.Path(path_type=Path)
+_QUESTION = "[d]etach and let it run, [s]top it on every node, or [c]ontinue? "
+_CHOICES: dict[str, Choice] = {"d": "detach", "s": "stop", "c": "continue"}
 
 _Options = tuple[Callable[[Callable[..., None]], Callable[..., None]], ...]
 
@@ -116,9 +121,7 @@ def _with(options: _Options) -> Callable[..., Any]:
 @reporting
 def train_command(
     reporter: Reporter,
-    inventory_path: Path,
-    limit: str | None,
-    exclude: str | None,
+    selection: Selection,
     count: int | None,
     words: tuple[str, ...],
     module: str | None,
@@ -144,10 +147,10 @@ def train_command(
     launch command can also follow `--`. Files with relative paths are copied to the nodes. Absolute paths are paths on
     the nodes.
     """
-    inventory = load_or_here(inventory_path, reporter, nodes=count, starts=True)
-    nodes = select(inventory, limit=limit, exclude=exclude, count=count)
+    inventory = selection.load_or_here(reporter, nodes=count, starts=True)
+    nodes = selection.nodes(inventory, count)
     if not words and module is None:
-        words = (str(find_config(None, inventory)),)
+        words = (str(find_config(inventory)),)
     job: Job = from_words(words, module=module, **job_options)
     if inventory.alone:
         refuse_alone(count if count is not None else job.nodes)
@@ -155,7 +158,7 @@ def train_command(
     nodes = nodes[:wanted]
     env = read_variables(variables, reporter)
     if twice := [each for each in env if job.env.get(each, env[each]) != env[each]]:
-        reporter(Notice(f"--env {', '.join(twice)}: overridden by the value in the command after --", "warning"))
+        reporter.warn(f"--env {', '.join(twice)}: overridden by the value in the command after --")
     inventory = replace(inventory, train=replace(inventory.train, env={**inventory.train.env, **env}))
     asked = Training(
         job=job,
@@ -164,15 +167,15 @@ def train_command(
         zero=zero,
         policy=Policy(restarts, lost_after, hang_after, on_hang),
         gate=GateOptions(exclude_bad=exclude_bad, force=force, asked=wanted),
-        following=Following(detach, None if detach else asking(reporter)),
+        following=Following(detach, None if detach else ask_detach_or_stop(reporter)),
     )
     if dry_run:
         with session_on(reporter, inventory, nodes, dry_run=True) as session:
             _show(reporter, session, asked, shell)
         return
-    with letting_go(), session_on(reporter, inventory, nodes) as session:
+    with detach_on_hangup(), session_on(reporter, inventory, nodes) as session:
         result = tasks.train(session, asked)
-    reporter.result(*summaries.train_output(result))
+    reporter.result(*train_output(result))
 
 
 def _show(reporter: Reporter, session: Session, asked: Training, shell: str) -> None:
@@ -209,4 +212,72 @@ def read_variables(given: tuple[str, ...], reporter: Reporter) -> dict[str, str]
     return found
 
 
-COMMANDS = (train_command,)
+@click.command("resume")
+@on_nodes
+@number("--nodes", "-n", "count", type=COUNT, help="Resume on the first N of its nodes.")
+@click.option("--detach", is_flag=True, help="Return once the run has started on every node.")
+@number("--restarts", type=INDEX, help="Restart a failed run up to N times.")
+@click.option("--force", is_flag=True, help="Start even if a check predicts a failure.")
+@click.argument("run", required=False)
+@reporting
+def resume_command(
+    reporter: Reporter,
+    selection: Selection,
+    count: int | None,
+    restarts: int | None,
+    run: str | None,
+    *,
+    detach: bool,
+    force: bool,
+) -> None:
+    """Resume a run from its newest complete checkpoint.
+
+    RUN is a run's id or part of it. The default is the newest run. Code and configuration are those of the run. So are
+    the nodes, unless --nodes, --limit or --exclude select some of them. The nodes keep the order of their ranks.
+    """
+    options = tasks.ResumeOptions(force, count, restarts, Following(detach, ask_detach_or_stop(reporter)))
+    with detach_on_hangup(), selection.session_or_here(reporter, starts=True) as session:
+        result = tasks.resume(session, run, options)
+    reporter.result(*train_output(result))
+
+
+def ask_detach_or_stop(reporter: Reporter) -> Ask | None:
+    """A prompt for what Ctrl-C does; None without a terminal. Another Ctrl-C stops the run."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+
+    def ask() -> Choice:
+        with reporter.paused():
+            try:
+                while True:
+                    click.echo(f"\n{_QUESTION}", nl=False, err=True)
+                    line = sys.stdin.readline()
+                    if not line:  # the terminal was closed
+                        return "detach"
+                    if choice := _CHOICES.get(line.strip().lower()[:1]):
+                        return choice
+            except HungUp:
+                raise
+            except KeyboardInterrupt:
+                click.echo("\nstopping the run; press Ctrl-C again to leave it as it is", err=True)
+                return "stop"
+
+    return ask
+
+
+@contextmanager
+def detach_on_hangup() -> Iterator[None]:
+    """Within this, SIGTERM and SIGHUP detach from the followed run instead of stopping it."""
+
+    def hang_up(_number: int, _frame: FrameType | None) -> None:
+        raise HungUp
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:  # nohup
+                signal.signal(number, hang_up)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
