@@ -280,7 +280,7 @@ SHEBANGS = [
 
 @pytest.mark.parametrize(("program", "options"), SHEBANGS)
 def test_conda_unpack_writes_first_lines_as_a_deploy_does(program, options):
-    assert conda_unpack._shebang(program, options) == relocation.write_shebang(program, options)
+    assert conda_unpack.write_shebang(program, options) == relocation.write_shebang(program, options)
 
 
 def test_activate_of_conda_pack_is_included_and_works(movable, tmp_path):
