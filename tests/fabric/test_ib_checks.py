@@ -37,8 +37,8 @@ def test_a_subnet_manager_that_died(four, bad):
     four.fabric.kill("node01")
     assert "State: Active" in four.fabric.run("node02", "ibstat").stdout
     found = bad(four.fabric, four.hosts, *SYSFS, *MANAGERS)
-    said = f"{PORT} is Active, but the subnet manager at LID 1 does not answer"
-    assert found.pop("ib.sm") == dict.fromkeys(four.hosts, ("FAIL", said))
+    message = f"{PORT} is Active, but the subnet manager at LID 1 does not answer"
+    assert found.pop("ib.sm") == dict.fromkeys(four.hosts, ("FAIL", message))
     assert found == {
         "ib.masters": dict.fromkeys(four.hosts, ("UNKNOWN", f"{PORT}: no list of subnet managers")),
     }
@@ -81,18 +81,20 @@ Switch 8 "SW2"
     second = fabric.opensm("node03", "-p", "14")
     fabric.console('ReLink "SW1"[8]')
     found = bad(fabric, list(places), *MANAGERS, "ib.lid", "ib.state")
-    said = f"{PORT}: two masters, node[01-02] 0x100001, node[03-04] 0x100005"
-    assert found.pop("ib.masters") == dict.fromkeys(places, ("FAIL", said))
+    message = f"{PORT}: two masters, node[01-02] 0x100001, node[03-04] 0x100005"
+    assert found.pop("ib.masters") == dict.fromkeys(places, ("FAIL", message))
     assert list(found) == ["ib.lid"]  # both have given the same addresses
     assert {verdict for verdict, _ in found["ib.lid"].values()} == {"FAIL"}
-    assert all(said.endswith("another port of the same subnet has it too") for _, said in found["ib.lid"].values())
+    assert all(
+        message.endswith("another port of the same subnet has it too") for _, message in found["ib.lid"].values()
+    )
 
     second.send_signal(signal.SIGHUP)  # sweep the fabric again: the second one finds the first, and stays in reserve
     deadline = time.monotonic() + PATIENCE
     while fabric.run("node04", "saquery", "SMIR").stdout.count("SMState...............3") < 2:
         assert time.monotonic() < deadline
-    verdict, said = bad(fabric, ["node04"], "ib.masters")["ib.masters"]["node04"]
-    assert (verdict, said) == ("FAIL", f"{PORT}: 2 masters, 0x100005 and 0x100001")
+    verdict, message = bad(fabric, ["node04"], "ib.masters")["ib.masters"]["node04"]
+    assert (verdict, message) == ("FAIL", f"{PORT}: 2 masters, 0x100005 and 0x100001")
     masters = render("services/opensm/ports.sh.j2") + render("services/opensm/masters.sh.j2") + "cc_masters"
     assert fabric.sh("node04", masters).stdout == (
         f"{PORT} sees 2 masters: 0x0000000000100005 at LID 1, 0x0000000000100001 at LID 1; stop all but one\n"
@@ -164,5 +166,5 @@ def test_64_adapters(make, bad):
     fabric.console('Unlink "node37"[1]')
     wanted = ("ib.state", "ib.phys", "ib.rate", "ib.width", "ib.lid", "ib.fw")  # one probe for all of them
     assert bad(fabric, hosts, *wanted) == {"ib.phys": {"node37": ("FAIL", f"{PORT} is Polling")}}
-    said = fabric.run("node01", "sminfo").stdout
-    assert said.startswith("sminfo: sm lid 1 sm guid 0x100001")
+    message = fabric.run("node01", "sminfo").stdout
+    assert message.startswith("sminfo: sm lid 1 sm guid 0x100001")

@@ -79,13 +79,13 @@ CASES = {
 }
 
 
-def spec_of(job, gpus, told, fields):
+def spec_of(job, gpus, reported, fields):
     nodes = tuple(Node(f"gpu0{rank + 1}", f"192.168.1.{rank + 1}") for rank in range(len(gpus)))
-    said = {node.name: facts(rank, gpus[rank], **told) for rank, node in enumerate(nodes)}
+    message = {node.name: facts(rank, gpus[rank], **reported) for rank, node in enumerate(nodes)}
     target = {"config": "sft.yaml", "script": "train.py", "module": "pkg.train"}[job.kind]
     given = {
         "id": "20261121-071500-sft-3f2a",
-        "workers": workers(job, nodes, said, fields.get("env")),
+        "workers": workers(job, nodes, message, fields.get("env")),
         "prefix": PurePosixPath("/data/releases/0123456789ab"),
         "folder": PurePosixPath("/data/our runs/20261121-071500-sft-3f2a"),
         "config": target,

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from trainer.gpt import checkpoint, sample, weights
 
-theirs, told = transformers.GPT2LMHeadModel.from_pretrained(sys.argv[2], output_loading_info=True)
+theirs, reported = transformers.GPT2LMHeadModel.from_pretrained(sys.argv[2], output_loading_info=True)
 ours, _ = sample.load(Path(sys.argv[1]))
 exported, _ = sample.load(Path(sys.argv[2]))
 shape = ours.shape
@@ -35,6 +35,6 @@ for archive in (True, False):
     equal += [torch.equal(read[name], parameter) for name, parameter in exported.named_parameters()]
 types = sorted({str(tensor.dtype) for tensor in files.values()})
 result = {"apart": apart, "equal": all(equal), "count": len(equal), "types": types}
-result["missing"] = sorted(told["missing_keys"]) + sorted(told["unexpected_keys"])
+result["missing"] = sorted(reported["missing_keys"]) + sorted(reported["unexpected_keys"])
 result["parameters"] = theirs.num_parameters() == shape.parameters
 sys.stdout.write(json.dumps(result))

@@ -48,10 +48,10 @@ def main():
         folder.prune()
         everyone.all(True)
     best = folder.resume(3)
-    told = {"rank": rank, "done": done, "best": best, "named": checkpoint.read_pointer(path, "best")}
-    told["holds"] = sorted(str(each.relative_to(path)) for each in path.rglob("*"))
+    reported = {"rank": rank, "done": done, "best": best, "named": checkpoint.read_pointer(path, "best")}
+    reported["holds"] = sorted(str(each.relative_to(path)) for each in path.rglob("*"))
     everyone.all(True)
-    os.write(1, (json.dumps(told) + "\n").encode())
+    os.write(1, (json.dumps(reported) + "\n").encode())
     everyone.all(True)
     ranks.leave()
     if child:

@@ -11,7 +11,7 @@ def decide(argv):
     program.evaluate = evaluate
     if "--evaluated" in argv:
         at = argv.index("--evaluated")
-        told = iter([float(loss) for loss in argv[at + 1].split(",")])
-        program.evaluate = lambda *_: {"train": (loss := next(told)), "val": loss}
+        reported = iter([float(loss) for loss in argv[at + 1].split(",")])
+        program.evaluate = lambda *_: {"train": (loss := next(reported)), "val": loss}
         del argv[at : at + 2]
     return argv

@@ -86,6 +86,6 @@ for number in range(1, 1000):
         assert resumed.resume(step) == min(losses[:step])
         again = int(checkpoint.read_pointer(folder, "best")[5:])
         checkpoint.find(folder / "best")
-    told = {"before": (folder.parent / "moment").read_text(), "latest": step, "status": status}
-    told.update(best=best, lowest=lowest, again=again)
-    sys.stdout.write(json.dumps(told) + "\n")
+    reported = {"before": (folder.parent / "moment").read_text(), "latest": step, "status": status}
+    reported.update(best=best, lowest=lowest, again=again)
+    sys.stdout.write(json.dumps(reported) + "\n")

@@ -23,10 +23,10 @@ def main(file):
     for name, given in json.loads(Path(file).read_text(encoding="utf-8")).items():
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**given))
-            told = {"name": name, "parameters": model.num_parameters()}
+            reported = {"name": name, "parameters": model.num_parameters()}
             lora = get_peft_model(model, LoraConfig(r=8, target_modules=targets(model)))
-        told["adapters"] = lora.get_nb_trainable_parameters()[0]
-        sys.stdout.write(f"SAYS {json.dumps(told)}\n")
+        reported["adapters"] = lora.get_nb_trainable_parameters()[0]
+        sys.stdout.write(f"SAYS {json.dumps(reported)}\n")
 
 
 if __name__ == "__main__":

@@ -85,5 +85,5 @@ prepare.KNOWN, prepare.LONG = 500, 12  # so that some words are not remembered
 for name, vocabulary in vocabularies.items():
     encoder = prepare.Encoder(vocabulary, np.dtype("<u2"))
     differ = sum(encoder.encode(text).tolist() != list(vocabulary.encode(text)) for text in texts)
-    told = {"name": name, "local": encoder.is_local, "known": len(encoder.known), "differ": differ}
-    sys.stdout.write(json.dumps(told) + "\n")
+    reported = {"name": name, "local": encoder.is_local, "known": len(encoder.known), "differ": differ}
+    sys.stdout.write(json.dumps(reported) + "\n")

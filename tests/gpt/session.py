@@ -26,8 +26,8 @@ def main():
             program.main(evaluated.decide(argv))
         except RefusedError as error:
             if os.environ.get("RANK", "0") == "0":
-                said = {"what": str(error), "fix": error.fix, "code": error.code}
-                sys.stdout.write(f"refused: {json.dumps(said)}\n")
+                message = {"what": str(error), "fix": error.fix, "code": error.code}
+                sys.stdout.write(f"refused: {json.dumps(message)}\n")
     leave()
 
 

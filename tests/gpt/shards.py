@@ -71,8 +71,8 @@ def begin(everyone, engine_name, begun, reader, *options):
         theirs = expected[piece.name].reshape(-1)[piece.start : piece.start + piece.numel]
         wrong += int((ours != theirs).sum()) + sum(int((each != (3 if reader else 0)).sum()) for each in averages)
         count += piece.numel
-    told = [making.most / WHOLE, loading.most / WHOLE, wrong, 4 * count / WHOLE]
-    return everyone.gather(torch.tensor(told, dtype=torch.float64)).tolist()
+    reported = [making.most / WHOLE, loading.most / WHOLE, wrong, 4 * count / WHOLE]
+    return everyone.gather(torch.tensor(reported, dtype=torch.float64)).tolist()
 
 
 def main(folder):
@@ -100,8 +100,8 @@ def main(folder):
             both = begin(everyone, *case)
             if child:
                 keys = ("making", "loading", "wrong", "share")
-                told = {key: list(row) for key, row in zip(keys, zip(*both, strict=True), strict=True)}
-                sys.stdout.write(json.dumps({"name": name, **told}) + "\n")
+                reported = {key: list(row) for key, row in zip(keys, zip(*both, strict=True), strict=True)}
+                sys.stdout.write(json.dumps({"name": name, **reported}) + "\n")
     ranks.leave()
     if child:
         sys.exit(os.waitpid(child, 0)[1])

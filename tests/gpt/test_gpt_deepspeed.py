@@ -7,16 +7,16 @@ from trainings import HERE
 
 
 @pytest.fixture(scope="module")
-def told(gpt):
+def reported(gpt):
     result = gpt.run(HERE / "unknown.py")
     assert result.returncode == 0, result.stderr
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     return {line["field"]: line for line in lines}
 
 
-def test_complete_deepspeed_gives_no_message(told):
-    assert len(told) == 10
-    assert told[""]["what"] is None
+def test_complete_deepspeed_gives_no_message(reported):
+    assert len(reported) == 10
+    assert reported[""]["what"] is None
 
 
 @pytest.mark.parametrize(
@@ -33,8 +33,8 @@ def test_complete_deepspeed_gives_no_message(told):
         ("one", "all ranks together hold 3440 of 5488 weights"),
     ],
 )
-def test_missing_field_is_named_with_the_version(told, field, words):
-    line = told[field]
+def test_missing_field_is_named_with_the_version(reported, field, words):
+    line = reported[field]
     assert line["what"].startswith(f"DeepSpeed {line['version']} differs from 0.19, which this engine needs: ")
     assert line["what"].endswith(words)
     assert line["fix"].startswith("use --engine plain")

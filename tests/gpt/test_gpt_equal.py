@@ -112,8 +112,8 @@ def test_checkpoint_resumes_with_any_number_of_processes(gpt, alone, together):
 def test_several_sets_are_mixed(alone):
     only = alone["eight"].losses
     assert alone["weighted"].losses != only
-    told = json.loads((alone["weighted"].out / "iter_6/complete.json").read_text())
-    assert told["config"]["data"] == ["first:0.3", "second:0.7"]
+    reported = json.loads((alone["weighted"].out / "iter_6/complete.json").read_text())
+    assert reported["config"]["data"] == ["first:0.3", "second:0.7"]
 
 
 def test_tensorboard_receives_the_metrics(alone):

@@ -46,8 +46,8 @@ def test_sigterm_to_one_rank_saves_on_all_and_exits_0(gpt):
     assert not (gpt.folder / "stopped/final").exists()
     step = int(name[5:])
     assert f"finished at step {step}: SIGTERM" in going.output
-    told = json.loads((gpt.folder / f"stopped/{name}/complete.json").read_text())
-    assert (told["step"], told["world"], len(told["files"])) == (step, 2, 2)
+    reported = json.loads((gpt.folder / f"stopped/{name}/complete.json").read_text())
+    assert (reported["step"], reported["world"], len(reported["files"])) == (step, 2, 2)
     resumed = gpt.train("--out", "stopped", *LONG, "--max-iters", step + 2, "--resume", "latest", ranks=2)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert f"iter {step + 1}: " in resumed.stdout
@@ -59,23 +59,23 @@ def test_kill_at_any_moment_of_a_save_leaves_a_usable_checkpoint(gpt):
     losses = [3.0, 2.0, 2.5]
     result = gpt.run(HERE / "moments.py", "moments", "--evaluated", ",".join(map(str, losses)), *argv)
     assert result.returncode == 0, result.stdout + result.stderr
-    told = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    assert {each["status"] for each in told} == {int(signal.SIGKILL)}
-    steps = [each["latest"] for each in told]
+    reported = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    assert {each["status"] for each in reported} == {int(signal.SIGKILL)}
+    steps = [each["latest"] for each in reported]
     assert steps == sorted(steps, key=lambda step: step or 0)  # it never names an older one than before
     assert {None, 1, 2, 3} == set(steps)
-    for each in told:
+    for each in reported:
         if each["latest"]:
             until = losses[: each["latest"]]
             ahead = each["best"] == each["latest"] + 1  # saved, and not yet committed
             assert each["lowest"] == min(until)
             assert ahead or losses[each["best"] - 1] == min(until)
             assert losses[each["again"] - 1] == min(until)
-    assert {(each["latest"], each["best"]) for each in told} == {(None, None), (1, 1), (1, 2), (2, 2), (3, 2)}
-    text = "\n".join(each["before"] for each in told)
+    assert {(each["latest"], each["best"]) for each in reported} == {(None, None), (1, 1), (1, 2), (2, 2), (3, 2)}
+    text = "\n".join(each["before"] for each in reported)
     for what in ("half of /.saving-iter_2/part-", "complete.json", "os.rename /.saving-latest", "shutil.rmtree"):
         assert what in text
-    assert len(told) > 20
+    assert len(reported) > 20
     left = gpt.train("--out", "moments", "--max-iters", 4, "--resume", "latest", "--eval-interval", 0)
     assert left.returncode == 0, left.stderr
     hidden = [path.name for path in (gpt.folder / "moments").iterdir() if path.name.startswith(".")]
@@ -103,8 +103,8 @@ def test_nan_stops_all_ranks_and_names_the_rank(gpt):
     argv = [*TINY, "--out", "nan", "--save-interval", 1]
     result = gpt.run(HERE / "poison.py", "nan", 4, 1, *argv, ranks=2)
     assert result.returncode == 1
-    told = "error: loss is nan at step 4 on rank 1; nan/iter_3 is the last good checkpoint; --resume latest"
-    assert told in result.stderr
+    reported = "error: loss is nan at step 4 on rank 1; nan/iter_3 is the last good checkpoint; --resume latest"
+    assert reported in result.stderr
     assert names(gpt.folder / "nan") == ["iter_1", "iter_2", "iter_3"]
     assert (gpt.folder / "nan/latest").read_text() == "iter_3\n"
 
@@ -129,8 +129,8 @@ def test_full_disk_leaves_the_checkpoints_unchanged(gpt):
     argv = [*TINY, "--out", "full", "--save-interval", 1]
     result = gpt.run(HERE / "poison.py", "full", 4, 0, *argv, ranks=2)
     assert result.returncode == 1
-    told = "step 4: not saved: full/iter_4: File too large; earlier checkpoints are unchanged"
-    assert told in result.stdout
+    reported = "step 4: not saved: full/iter_4: File too large; earlier checkpoints are unchanged"
+    assert reported in result.stdout
     assert "error: the last checkpoint could not be saved" in result.stderr
     assert "free disk space, then --resume latest" in result.stderr
     assert names(gpt.folder / "full") == ["iter_1", "iter_2", "iter_3"]
@@ -194,9 +194,9 @@ def test_training_stops_early_without_improvement(decided):
 def disks(gpt, *folders):
     result = gpt.run(HERE / "disks.py", *folders)
     assert result.returncode == 0, result.stdout + result.stderr
-    told = sorted((json.loads(line) for line in result.stdout.splitlines()), key=lambda each: each["rank"])
-    assert [(each["best"], each["named"]) for each in told] == [(1.0, "iter_2")] * 2
-    return told
+    reported = sorted((json.loads(line) for line in result.stdout.splitlines()), key=lambda each: each["rank"])
+    assert [(each["best"], each["named"]) for each in reported] == [(1.0, "iter_2")] * 2
+    return reported
 
 
 def test_one_rank_renames_for_all_nodes_that_share_a_disk(gpt):
@@ -211,10 +211,10 @@ def test_one_rank_renames_for_all_nodes_that_share_a_disk(gpt):
 
 def test_every_node_with_a_private_disk_renames_its_own(gpt):
     first, second = disks(gpt, "private-0", "private-1")
-    for told in (first, second):
-        assert {".saving-iter_1", "iter_1"} <= {name for what, name in told["done"] if what == "rename"}
-        assert {name for name in told["holds"] if "/" not in name} == {"best", "latest", "iter_2", "iter_3"}
-        assert sum("part-" in name for name in told["holds"]) == 2
+    for reported in (first, second):
+        assert {".saving-iter_1", "iter_1"} <= {name for what, name in reported["done"] if what == "rename"}
+        assert {name for name in reported["holds"] if "/" not in name} == {"best", "latest", "iter_2", "iter_3"}
+        assert sum("part-" in name for name in reported["holds"]) == 2
     assert "iter_3/complete.json" in first["holds"]
     assert "iter_3/complete.json" not in second["holds"]
 

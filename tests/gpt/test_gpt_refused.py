@@ -33,8 +33,8 @@ def refused(gpt):
     changes |= {"texts": {"n_layer": "2"}, "below": {"n_layer": -1}, "uneven": {"n_head": 3}}
     for name, change in changes.items():
         shutil.copytree(folder / "fine-hf", folder / name)
-        said = dict(json.loads((folder / name / "config.json").read_text()), **change)
-        kept = {key: value for key, value in said.items() if value is not None}
+        message = dict(json.loads((folder / name / "config.json").read_text()), **change)
+        kept = {key: value for key, value in message.items() if value is not None}
         (folder / name / "config.json").write_text(json.dumps(kept))
     shutil.copytree(folder / "fine-hf", folder / "torn-hf")
     os.truncate(folder / "torn-hf/model.safetensors", 5000)
@@ -167,5 +167,5 @@ def test_options_come_from_a_file_and_the_command_line_wins(gpt, refused):
     runs = [["--config", name, "--max-iters", 2, "--out", name[5:]] for name in ("good.json", "good.yaml")]
     for run in gpt.session(runs):
         assert run.refused is None
-        told = json.loads((run.out / "iter_2/complete.json").read_text())["config"]
-        assert (told["max_iters"], told["seed"], told["learning_rate"]) == (2, 5, 1e-3)
+        reported = json.loads((run.out / "iter_2/complete.json").read_text())["config"]
+        assert (reported["max_iters"], reported["seed"], reported["learning_rate"]) == (2, 5, 1e-3)

@@ -35,9 +35,9 @@ def resumed(gpt, saved):
     gpt.program("export", "four/final", "four-hf")
     shutil.copytree(folder / "four-hf", folder / "bare-hf")
     (folder / "bare-hf/characters.json").unlink()
-    said = json.loads((folder / "bare-hf/config.json").read_text())
-    del said["vocabulary_digest"]
-    (folder / "bare-hf/config.json").write_text(json.dumps(said))
+    message = json.loads((folder / "bare-hf/config.json").read_text())
+    del message["vocabulary_digest"]
+    (folder / "bare-hf/config.json").write_text(json.dumps(message))
     tiny = ["--n-layer", 2, "--n-head", 2, "--n-embd", 32]
     resume = ["--resume", "four/latest", *LATER]
     new = ["--init", "four/final", "--max-iters", 4, "--trackers", "none", "--data", "first"]
@@ -92,15 +92,18 @@ def test_a_resumed_training_has_the_options_of_its_checkpoint(saved, resumed):
 
 def test_one_rank_takes_as_many_samples_as_two_did(resumed, by_two):
     """Not 4 instead of 8: the micro-steps follow. So the losses are those of two ranks."""
-    told = config(resumed["inherits"], 8)
-    assert (told["batch_size"], told["accumulation"]) == (2, 4)
+    reported = config(resumed["inherits"], 8)
+    assert (reported["batch_size"], reported["accumulation"]) == (2, 4)
     assert resumed["inherits"].losses == pytest.approx(by_two[0].losses, rel=1e-5)
 
 
 def test_more_ranks_take_smaller_micro_batches(resumed, by_two):
-    told = config(by_two[1], 4)
-    assert (told["batch_size"], told["accumulation"]) == (4, 1)
-    assert (told["eval_iters"], config(resumed["eight"], 2)["eval_iters"]) == (6, 3)  # as many samples are evaluated
+    reported = config(by_two[1], 4)
+    assert (reported["batch_size"], reported["accumulation"]) == (4, 1)
+    assert (reported["eval_iters"], config(resumed["eight"], 2)["eval_iters"]) == (
+        6,
+        3,
+    )  # as many samples are evaluated
     text = (by_two[1].out / "train.log").read_text()
     assert "resume: batch_size: 4 instead of 8 (for as many samples as before)\n" in text
 
@@ -152,8 +155,8 @@ def test_a_flag_allows_another_batch_and_other_data(resumed):
 
 
 def test_the_shape_of_init_needs_no_options(resumed):
-    told = config(resumed["init-shape"], 4)
-    assert [told[name] for name in ("n_layer", "n_head", "n_embd", "block_size")] == [2, 2, 32, 32]
+    reported = config(resumed["init-shape"], 4)
+    assert [reported[name] for name in ("n_layer", "n_head", "n_embd", "block_size")] == [2, 2, 32, 32]
 
 
 def test_a_set_without_val_is_named_and_the_others_are_evaluated(resumed):

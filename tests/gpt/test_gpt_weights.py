@@ -15,17 +15,17 @@ def trained(gpt):
 
 @pytest.fixture(scope="module")
 def exported(gpt, trained):
-    said = gpt.program("export", "trained/best", "hf", typed=True)
-    assert said == "hf: step 6 of trained/iter_6\n"
+    message = gpt.program("export", "trained/best", "hf", typed=True)
+    assert message == "hf: step 6 of trained/iter_6\n"
     return gpt.folder / "hf"
 
 
 def test_transformers_loads_the_exported_model(gpt, trained, exported):
     result = gpt.run(HERE / "compare.py", "trained/best", exported)
     assert result.returncode == 0, result.stderr
-    told = json.loads(result.stdout.splitlines()[-1])
-    assert told.pop("apart") < 1e-4  # of how much logits differ from one another: other kernels round otherwise
-    assert told == {"equal": True, "count": 3 * 28, "types": ["torch.float32"], "missing": [], "parameters": True}
+    reported = json.loads(result.stdout.splitlines()[-1])
+    assert reported.pop("apart") < 1e-4  # of how much logits differ from one another: other kernels round otherwise
+    assert reported == {"equal": True, "count": 3 * 28, "types": ["torch.float32"], "missing": [], "parameters": True}
 
 
 def test_a_training_starts_from_hugging_face_weights(gpt, trained, exported):
@@ -34,8 +34,8 @@ def test_a_training_starts_from_hugging_face_weights(gpt, trained, exported):
     runs = [[*argv, "--init", "hf", "--out", "from-hf"], [*argv, "--init", "trained/best", "--out", "from-ours"]]
     for run in gpt.session([*runs, [*argv, "--init", "hf", "--block-size", 16, "--out", "short"]])[:2]:
         assert run.records("eval_loss")[1] == pytest.approx(trained.records("eval_loss")[6], abs=0.05)
-        told = json.loads((run.out / "iter_1/complete.json").read_text())
-        assert (told["step"], told["updates"]) == (1, 1)
+        reported = json.loads((run.out / "iter_1/complete.json").read_text())
+        assert (reported["step"], reported["updates"]) == (1, 1)
     assert json.loads((gpt.folder / "short/iter_1/complete.json").read_text())["shape"]["block_size"] == 16
 
 
@@ -58,24 +58,24 @@ def test_generation_reads_each_token_once(gpt, trained):
     """The text equals the one without the cache. Beyond the block all tokens move, and all are read again."""
     result = gpt.run(HERE / "written.py", "trained/best")
     assert result.returncode == 0, result.stderr
-    told = [json.loads(line) for line in result.stdout.splitlines()]
-    assert len(told) == 10
-    for each in told:
+    reported = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(reported) == 10
+    for each in reported:
         assert each["ours"] == each["chosen"], each
         assert each["apart"] < 1e-4, each
         assert max(each["few"]) < 3  # a vocabulary may have fewer tokens than the model has rows
         within = range(each["length"], each["length"] + 24)
         first = min(each["length"], 32)
         assert each["given"] == [first, *(1 if length <= 32 else 32 for length in within[1:])]
-    likeliest = [each["ours"] for each in told if not each["temperature"]]
+    likeliest = [each["ours"] for each in reported if not each["temperature"]]
     assert len(set(map(tuple, likeliest))) > 1  # it depends on what was read
-    assert all(len(set(each["ours"])) > 5 for each in told if each["temperature"])
+    assert all(len(set(each["ours"])) > 5 for each in reported if each["temperature"])
 
 
 def test_trained_bpe_vocabulary(gpt):
     argv = ("--tokens", "bpe", "--vocab-size", 300, "--shard-tokens", 5000)
-    said = gpt.program("prepare", "first.txt", "--out", "bpe", *argv)
-    assert "vocabulary of " in said
+    message = gpt.program("prepare", "first.txt", "--out", "bpe", *argv)
+    assert "vocabulary of " in message
     assert len(list((gpt.folder / "bpe").glob("train-*.bin"))) > 2
     meta = json.loads((gpt.folder / "bpe/meta.json").read_text())
     files = {split: sorted((gpt.folder / "bpe").glob(f"{split}-*.bin")) for split in ("train", "val")}
@@ -88,8 +88,8 @@ def test_trained_bpe_vocabulary(gpt):
     gpt.program("export", "bpe-run/best", "bpe-hf")
     end = json.loads((run.out / "iter_6/tokenizer.json").read_text())["model"]["vocab"]["<|endoftext|>"]
     for name in ("config.json", "generation_config.json"):
-        told = json.loads((gpt.folder / "bpe-hf" / name).read_text())
-        assert (told["bos_token_id"], told["eos_token_id"]) == (end, end)
+        reported = json.loads((gpt.folder / "bpe-hf" / name).read_text())
+        assert (reported["bos_token_id"], reported["eos_token_id"]) == (end, end)
     loads = "import transformers; told = transformers.GenerationConfig.from_pretrained('bpe-hf')"
     assert gpt.run("-c", f"{loads}; print(told.eos_token_id)", typed=True).stdout == f"{end}\n"
     again = gpt.program("prepare", "second.txt", "--out", "bpe-2", "--vocabulary", "bpe-hf")

@@ -51,15 +51,15 @@ def test_gpu_configuration_is_the_measured_one():
     ("dtype", "on"), [("bfloat16", [False, True]), ("float16", [True, False]), ("float32", [False, False])]
 )
 def test_one_precision_is_on(dtype, on):
-    told = made("--engine", "zero1", dtype=f"torch.{dtype}")
-    assert [told["fp16"]["enabled"], told["bf16"]["enabled"]] == on
+    reported = made("--engine", "zero1", dtype=f"torch.{dtype}")
+    assert [reported["fp16"]["enabled"], reported["bf16"]["enabled"]] == on
 
 
 def test_cpu_configuration_has_no_overlap_and_no_pinned_memory():
-    told = made("--engine", "zero3", "--offload", "all", on_gpu=False)
-    zero = told["zero_optimization"]
+    reported = made("--engine", "zero3", "--offload", "all", on_gpu=False)
+    zero = reported["zero_optimization"]
     assert zero["offload_optimizer"] == zero["offload_param"] == {"device": "cpu", "pin_memory": False}
-    assert (zero["overlap_comm"], told["zero_force_ds_cpu_optimizer"]) == (False, False)
+    assert (zero["overlap_comm"], reported["zero_force_ds_cpu_optimizer"]) == (False, False)
     assert "round_robin_gradients" not in made("--engine", "zero2", "--offload", "optimizer")["zero_optimization"]
 
 
@@ -67,18 +67,23 @@ def test_options_override_the_configuration_file(tmp_path):
     path = tmp_path / "mine.json"
     place = {"device": "cpu", "ratio": 0.5}
     zero = {"stage": 2, "reduce_bucket_size": 5, "overlap_comm": "auto", "offload_optimizer": place}
-    said = {"zero_optimization": zero, "train_batch_size": 7, "gradient_clipping": 3.0, "optimizer": {"type": "Adam"}}
-    said |= {"fp16": {"enabled": True, "initial_scale_power": 8}, "wall_clock_breakdown": True}
-    path.write_text(json.dumps(said))
+    printed = {
+        "zero_optimization": zero,
+        "train_batch_size": 7,
+        "gradient_clipping": 3.0,
+        "optimizer": {"type": "Adam"},
+    }
+    printed |= {"fp16": {"enabled": True, "initial_scale_power": 8}, "wall_clock_breakdown": True}
+    path.write_text(json.dumps(printed))
     options = ("--engine", "zero2", "--deepspeed-config", path, "--grad-clip", 0.0)
-    told = made(*options, "--offload", "optimizer")
-    zero = told.pop("zero_optimization")
+    reported = made(*options, "--offload", "optimizer")
+    zero = reported.pop("zero_optimization")
     assert (zero["reduce_bucket_size"], zero["overlap_comm"], zero["allgather_bucket_size"]) == (5, True, 200_000_000)
     assert zero["offload_optimizer"] == {"device": "cpu", "pin_memory": True}
     assert made(*options)["zero_optimization"]["offload_optimizer"] == place
-    assert told["fp16"] == {"enabled": False, "initial_scale_power": 8}
-    assert (told["wall_clock_breakdown"], told["gradient_clipping"]) == (True, 0.0)
-    assert not {"train_batch_size", "optimizer"} & set(told)
+    assert reported["fp16"] == {"enabled": False, "initial_scale_power": 8}
+    assert (reported["wall_clock_breakdown"], reported["gradient_clipping"]) == (True, 0.0)
+    assert not {"train_batch_size", "optimizer"} & set(reported)
 
 
 @pytest.mark.parametrize(

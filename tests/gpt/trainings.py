@@ -59,15 +59,15 @@ class Trainings:
 
     def session(self, runs, ranks=1, tiny=True, typed=False):
         """Several trainings in the same processes, each ``TINY`` with other options; a ``Run`` for each."""
-        told = [[*(TINY if tiny else ()), *map(str, argv)] for argv in runs]
+        reported = [[*(TINY if tiny else ()), *map(str, argv)] for argv in runs]
         path = self.folder / f"session-{len(list(self.folder.glob('session-*')))}.json"
-        path.write_text(json.dumps(told))
+        path.write_text(json.dumps(reported))
         result = self.run(HERE / "session.py", path, ranks=ranks, typed=typed)
         assert result.returncode == 0, result.stdout + result.stderr
         found = []
         for line in result.stdout.splitlines():
-            if line.startswith("session: ") and len(found) < len(told):
-                found.append(Run(self.folder, told[len(found)]))
+            if line.startswith("session: ") and len(found) < len(reported):
+                found.append(Run(self.folder, reported[len(found)]))
             elif line.startswith("refused: "):
                 found[-1].refused = json.loads(line.partition(" ")[2])
         return found

@@ -67,10 +67,10 @@ for name, dtype, field in FIELDS:
     given = config.from_arguments(argv)
     model = start.make_model(start.Start(Shape(1, 1, 16, 8, 20)), given, everyone, 2)
     deepspeed.initialize = without(field)
-    told = {"field": field, "version": deepspeed.__version__, "what": None, "fix": None}
+    reported = {"field": field, "version": deepspeed.__version__, "what": None, "fix": None}
     try:
         engine.make_engine(model, given, everyone, 2, log.Watch(torch.device("cpu")))
     except RefusedError as error:
-        told.update(what=str(error), fix=error.fix)
-    sys.stdout.write(json.dumps(told) + "\n")
+        reported.update(what=str(error), fix=error.fix)
+    sys.stdout.write(json.dumps(reported) + "\n")
 ranks.leave()

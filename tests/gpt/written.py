@@ -40,9 +40,9 @@ for length in (1, 8, 20, 32, 40):  # the block has 32 places
         given.clear()
         seen.clear()
         ours = sample.write(model, prompt, COUNT, temperature, 9, drawn[1])
-        told = {"length": length, "temperature": temperature, "ours": ours, "given": [*given]}
+        reported = {"length": length, "temperature": temperature, "ours": ours, "given": [*given]}
         logits = [*seen]
         chosen = [choose([*prompt, *ours[:at]], each, temperature, drawn[0]) for at, each in enumerate(logits)]
-        told.update(chosen=[token for token, _ in chosen], apart=max(apart for _, apart in chosen))
-        told["few"] = sample.write(model, prompt, 8, temperature, 9, drawn[1], 3)
-        sys.stdout.write(json.dumps(told) + "\n")
+        reported.update(chosen=[token for token, _ in chosen], apart=max(apart for _, apart in chosen))
+        reported["few"] = sample.write(model, prompt, 8, temperature, 9, drawn[1], 3)
+        sys.stdout.write(json.dumps(reported) + "\n")

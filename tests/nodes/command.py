@@ -42,8 +42,8 @@ def train(*argv, **options):
     hundred trainings.
     """
     result = run("train", *argv, **options)
-    said = result.stdout + result.stderr
-    if result.returncode == 6 and "Training completed" in said and "terminate called without an active" in said:
-        warnings.warn(said, stacklevel=2)
+    message = result.stdout + result.stderr
+    if result.returncode == 6 and "Training completed" in message and "terminate called without an active" in message:
+        warnings.warn(message, stacklevel=2)
         result = run("train", *argv, **options)
     return result

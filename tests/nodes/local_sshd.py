@@ -63,13 +63,13 @@ class LocalSshd:
             ["unshare", "-m", "sh", "-c", script, "sh", self.folder], stderr=subprocess.PIPE, text=True
         )
         assert self.process.stderr
-        said = []
+        message = []
         for line in self.process.stderr:
-            said.append(line)
+            message.append(line)
             if "Server listening" in line:
                 break
         else:
-            raise RuntimeError("sshd did not start: " + "".join(said))
+            raise RuntimeError("sshd did not start: " + "".join(message))
         self._listening = threading.Thread(target=self.process.stderr.read, daemon=True)
         self._listening.start()
 

@@ -24,11 +24,11 @@ def left(nodes):
 def test_every_operation_is_measured_and_right(training_nodes):
     result = training_nodes.run("bench", "nccl", "--sizes", "256K,1M", "--json")
     assert result.returncode == 0, result.stderr
-    said = json.loads(result.stdout)
-    assert (said["backend"], said["world_size"]) == ("gloo", 2)
-    assert not said["skipped"]
-    assert [(row["op"], row["bytes"]) for row in said["rows"]] == list(itertools.product(OPS, SIZES))
-    for row in said["rows"]:
+    message = json.loads(result.stdout)
+    assert (message["backend"], message["world_size"]) == ("gloo", 2)
+    assert not message["skipped"]
+    assert [(row["op"], row["bytes"]) for row in message["rows"]] == list(itertools.product(OPS, SIZES))
+    for row in message["rows"]:
         assert row["wrong"] == 0
         assert row["busbw"] > 1e6
         assert row["iterations"] >= 5

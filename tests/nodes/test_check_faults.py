@@ -115,10 +115,10 @@ def test_a_fault_is_named_on_its_node_and_on_no_other(before_and_after, check):
     before, after = before_and_after
     if check == "cpu.allowed" and len(os.sched_getaffinity(0)) < os.cpu_count():
         pytest.skip("the tests run on some processors of this machine only, and so does every node")
-    verdict, said, _ = FAULTS[check]
+    verdict, message, _ = FAULTS[check]
     assert {each["verdict"] for each in before[check].values()} <= {"OK", "N/A"}, before[check][NODE]
     found = after[check].pop(NODE)
-    assert (found["verdict"], said in found["observed"]) == (verdict, True), found
+    assert (found["verdict"], message in found["observed"]) == (verdict, True), found
     assert found["expected"]
     assert found["why"]
     assert found["fix"]

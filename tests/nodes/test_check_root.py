@@ -35,14 +35,14 @@ def look(box):
     def run(*, prompts=None, root=None):
         for node in box.nodes:
             (box.node_root(node.name) / "tmp/nft").unlink(missing_ok=True)
-        said = []
+        message = []
         cluster = inventory.load(box.inventory)
-        with Session(cluster, prompts=prompts, emit=said.append, asks_sudo=bool(root)) as session:
+        with Session(cluster, prompts=prompts, emit=message.append, asks_sudo=bool(root)) as session:
             result = check(session, CheckOptions(only=CHECKS, root=root))
         assert not result.unreachable
         asked = [box.node_root(node.name) / "tmp/nft" for node in box.nodes]
         rooted = [node.name for node, file in zip(box.nodes, asked, strict=True) if file.exists()]
-        return result, rooted, " ".join(str(event) for event in said)
+        return result, rooted, " ".join(str(event) for event in message)
 
     return run
 
@@ -66,13 +66,13 @@ class Typing:
 
 def test_by_default_root_is_used_if_no_password_is_needed(look):
     somebody = Typing()
-    result, rooted, said = look(prompts=somebody)
+    result, rooted, message = look(prompts=somebody)
     assert rooted == ["node01"]
     assert somebody.asked == 0
     verdicts = {each.node: each.verdict for each in result.findings if each.check == "net.fw"}
     assert verdicts == {"node01": "OK", "node02": "UNKNOWN", "node03": "UNKNOWN"}
     assert {each.verdict for each in result.findings if each.check == "os.uid"} == {"OK"}
-    assert "node[02-03]: root is not available" in said
+    assert "node[02-03]: root is not available" in message
 
 
 def test_become_asks_for_the_password_once(look):
@@ -83,7 +83,7 @@ def test_become_asks_for_the_password_once(look):
 
 
 def test_without_root_sudo_is_not_used(look):
-    result, rooted, said = look(root=False)
+    result, rooted, message = look(root=False)
     assert rooted == []
     assert {each.verdict for each in result.findings if each.check == "net.fw"} == {"UNKNOWN"}
-    assert "root is not available" not in said
+    assert "root is not available" not in message

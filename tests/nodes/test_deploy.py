@@ -141,10 +141,10 @@ def test_deploy_interrupted_while_sending_changes_nothing_and_can_be_repeated(sl
         assert child.poll() is None, child.communicate()[0]
         select.select([], [], [], 0.02)
     child.send_signal(how)
-    said = child.communicate(timeout=30)[0]
+    printed = child.communicate(timeout=30)[0]
     assert child.returncode == (-how if how == signal.SIGKILL else 130)
     if how != signal.SIGKILL:
-        assert "try: clusterctl deploy" in said
+        assert "try: clusterctl deploy" in printed
     assert not (releases.parent / "current").is_symlink()
     again = run("deploy", bundle, cwd=folder)
     assert again.returncode == 0, again.stderr
@@ -233,9 +233,9 @@ def test_services_come_first_and_can_be_skipped(box, bundle, tmp_path):
     assert "hosts  node[01-02]: would change: names of the nodes" in would.stdout
     first = run("deploy", "--json", bundle, cwd=folder)
     assert first.returncode == 0, first.stderr
-    said = json.loads(first.stdout)
-    assert said["changed"] is True
-    assert said["services"]["nodes"]["node02"]["services"] == {"hosts": "set up (names of the nodes)"}
+    printed = json.loads(first.stdout)
+    assert printed["changed"] is True
+    assert printed["services"]["nodes"]["node02"]["services"] == {"hosts": "set up (names of the nodes)"}
     assert "BEGIN clusterctl nodes" in on(box, "node02", "cat", "/etc/hosts")
     again = run("deploy", bundle, cwd=folder)
     assert "hosts  node[01-02]: unchanged" in again.stdout

@@ -95,8 +95,8 @@ def inodes(box, names=NAMES):
 
 def works(box, root, release, names=NAMES):
     for name in names:
-        said = on(box, name, "env", "-i", f"{root}/current/bin/where")
-        assert said == f"{root}/releases/{release}/share\n", name
+        message = on(box, name, "env", "-i", f"{root}/current/bin/where")
+        assert message == f"{root}/releases/{release}/share\n", name
     return True
 
 
@@ -162,10 +162,10 @@ def test_node_switched_off_during_transfer_stops_no_other(box, bundles, place):
     box.power_off("node02")
     others = ("node01", "node03")
     try:
-        code, said = under_way.end()
+        code, message = under_way.end()
         assert code == 5
-        assert "deploy failed on 1 of 3 nodes" in said
-        assert "node02: " in said
+        assert "deploy failed on 1 of 3 nodes" in message
+        assert "node02: " in message
         assert relay_keys(box, others) == {}
     finally:
         box.power_on("node02")
@@ -182,10 +182,10 @@ def test_a_node_that_reboots_during_a_deploy_is_finished_by_the_next_run(box, bu
     under_way = Deploying(box, folder, root, bundles[0])
     box.power_off("node02")
     box.power_on("node02")
-    code, said = under_way.end()
+    code, message = under_way.end()
     assert code == 5
-    assert "deploy failed on 1 of 3 nodes" in said
-    assert "node02: it was switched off or restarted during the transfer" in said
+    assert "deploy failed on 1 of 3 nodes" in message
+    assert "node02: it was switched off or restarted during the transfer" in message
     again = deploy(folder, bundles[0])
     assert again["nodes"] == dict.fromkeys(("node01", "node03"), "unchanged") | {"node02": "deployed"}
     assert works(box, root, again["release"])

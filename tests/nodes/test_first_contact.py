@@ -143,8 +143,8 @@ def test_login_shells_and_noisy_rc_files_make_no_difference(require_sandbox, tmp
         result = forked.run("train", "train.yaml", cwd=tmp_path, env=environ(tmp_path), timeout=60)
     # The script ran and answered, through whatever the login shell is.
     assert result.returncode == 4
-    said = " ".join(result.stderr.split())
-    assert "node[01-02]: there is no environment at /opt/llm/current" in said
+    message = " ".join(result.stderr.split())
+    assert "node[01-02]: there is no environment at /opt/llm/current" in message
 
 
 def test_init_installs_a_key_where_only_a_password_works_and_asks_for_it_once(folder, box):

@@ -37,8 +37,8 @@ def works(box, prefix):
     assert "usage: hatchling" in on(box, "env", "-i", f"{prefix}/bin/hatchling", "--help")
     assert "No broken requirements" in on(box, "env", "-i", f"{prefix}/bin/python", "-m", "pip", "check")
     program = "import sys, sysconfig; print(sys.prefix, sysconfig.get_config_var('LIBDIR'))"
-    said = on(box, "env", "-i", f"{prefix}/bin/python", "-I", "-c", program)
-    assert said.split() == [prefix, f"{prefix}/lib"]
+    message = on(box, "env", "-i", f"{prefix}/bin/python", "-I", "-c", program)
+    assert message.split() == [prefix, f"{prefix}/lib"]
 
 
 @pytest.mark.parametrize("suffix", ["tar.gz", "tar.zst"])

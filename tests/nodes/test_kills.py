@@ -64,8 +64,8 @@ class Cluster:
     def check(self, note):
         """One of the two releases is current and runs; the rerun completes, and then everything is OK."""
         for node in ("node01", "node02"):
-            said = on(self.box, node, "sh", "-c", f"readlink {ROOT}/current; exec env -i {ROOT}/current/bin/where")
-            link, where = said.splitlines()
+            message = on(self.box, node, "sh", "-c", f"readlink {ROOT}/current; exec env -i {ROOT}/current/bin/where")
+            link, where = message.splitlines()
             assert link in (f"releases/{self.old_id}", f"releases/{self.new_id}"), note
             assert where == f"{ROOT}/{link}/share", note
             on(self.box, node, "env", "-i", f"{ROOT}/releases/{self.old_id}/bin/tool")
@@ -266,10 +266,10 @@ def test_a_signal_while_a_deploy_sets_up_services_ends_cleanly(cluster, tmp_path
             [*command, event, number], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
         ended.append((done.returncode, done.stderr))
-    for code, said in ended:
-        assert code == 130, said
-        assert "interrupted\ntry: clusterctl deploy" in said
-        assert "Traceback" not in said
+    for code, message in ended:
+        assert code == 130, message
+        assert "interrupted\ntry: clusterctl deploy" in message
+        assert "Traceback" not in message
     for node in ("node01", "node02"):
         wait_until(lambda node=node: not waiting(box, node, lock), f"{node}: no script holds the lock", 20)
         assert ".lock" not in on(box, node, "ls", "-A", f"{ROOT}/releases")

@@ -83,9 +83,9 @@ def test_every_console_script_starts_and_has_a_first_line_that_linux_reads(box, 
 def test_python_uses_the_new_prefix_and_recompiles_nothing(box, release):
     program = "import sys, sysconfig, pip._internal.cli.main, hatchling.build; print(sys.prefix)"
     program += "; print(sysconfig.get_config_var('LIBDIR'))"
-    said = box.enter(NODE, [*CLEAN, f"{release}/bin/python", "-I", "-v", "-c", program])
-    assert said.returncode == 0, said.stderr
-    assert said.stdout.split() == [release, f"{release}/lib"]
-    loaded = [line for line in said.stderr.splitlines() if line.startswith("# code object from")]
+    message = box.enter(NODE, [*CLEAN, f"{release}/bin/python", "-I", "-v", "-c", program])
+    assert message.returncode == 0, message.stderr
+    assert message.stdout.split() == [release, f"{release}/lib"]
+    loaded = [line for line in message.stderr.splitlines() if line.startswith("# code object from")]
     assert len(loaded) > 30
     assert [line for line in loaded if line.rstrip("'").endswith(".py")] == []

@@ -218,15 +218,15 @@ def _interrupted_and_waited_for(box, services, wanted):
     assert sh(box, "pgrep -f [c]c-slow.postinst || :") != ""  # dpkg is not left half-way
 
     with subprocess.Popen(argv, stderr=subprocess.STDOUT, **piped) as second:
-        said = ""
+        message = ""
         for line in second.stdout:
-            said += line
+            message += line
             if "Preparing nodes" in line:  # it waits, or is about to
                 for node in ("node01", "node02"):
                     sh(box, "touch /tmp/go-on", node)
-    assert second.returncode == 0, said
-    assert "node01: apt-get (process " in said
-    assert "is using dpkg; installing waits up to 120 s for it" in said
+    assert second.returncode == 0, message
+    assert "node01: apt-get (process " in message
+    assert "is using dpkg; installing waits up to 120 s for it" in message
     assert "cc-slow 1 installed" in installed(box)
     assert sh(box, "ls /usr/sbin/policy-rc.d* 2>/dev/null || :") == ""
 

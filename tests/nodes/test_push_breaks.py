@@ -208,9 +208,9 @@ def test_only_one_push_at_a_time_writes_to_a_destination(slow, big, tmp_path):
     wait(child, lambda: staging(slow, "node01", path))
     refused = run("push", other, path, cwd=slow.directory, first=SMALL)
     assert refused.returncode == 4
-    said = " ".join(refused.stderr.split())
-    assert f"another command of root on {os.uname().nodename}, process {child.pid} has been running here for" in said
-    assert "nothing was changed" in said
+    message = " ".join(refused.stderr.split())
+    assert f"another command of root on {os.uname().nodename}, process {child.pid} has been running here for" in message
+    assert "nothing was changed" in message
     finish(child)
     assert same(slow, "node01", f"{path}/big.bin", other / "big.bin")
     assert push(slow, other, path)["changed"] is False

@@ -52,14 +52,14 @@ def bring_zstd(box, *names):
 
 
 def test_five_nodes_get_identical_trees_by_one_stream(nodes):
-    told = []
-    done = nodes.send(PAYLOAD, emit=told.append)
+    reported = []
+    done = nodes.send(PAYLOAD, emit=reported.append)
     assert set(done.errors.values()) == {None}
     assert nodes.identical(PAYLOAD)
     assert PAYLOAD.size() <= done.sent <= 1.1 * PAYLOAD.size()
-    assert {event.total for event in told} == {5 * PAYLOAD.size()}
-    assert [event.done for event in told] == sorted(event.done for event in told)
-    assert told[-1].done == told[-1].total
+    assert {event.total for event in reported} == {5 * PAYLOAD.size()}
+    assert [event.done for event in reported] == sorted(event.done for event in reported)
+    assert reported[-1].done == reported[-1].total
     assert nodes.send(PAYLOAD).sent == 0
 
 

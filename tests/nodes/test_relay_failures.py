@@ -263,8 +263,8 @@ def test_a_full_disk_is_named_and_the_others_are_finished(make, what):
     done = nodes.send(PAYLOAD, unit=UNIT)
     assert {name for name, error in done.errors.items() if error} == {"node02"}
     reason = "no space left on the device" if what.startswith("size") else "no inodes left on the device"
-    said = re.escape(f"node02: {reason} ({nodes.into}); ")
-    assert re.fullmatch(said + r"at least \d+(\.\d)? MB were needed, .*", str(done.errors["node02"]))
+    message = re.escape(f"node02: {reason} ({nodes.into}); ")
+    assert re.fullmatch(message + r"at least \d+(\.\d)? MB were needed, .*", str(done.errors["node02"]))
     assert nodes.identical(PAYLOAD, "node01", "node03")
     assert nodes.traces() == {}
 

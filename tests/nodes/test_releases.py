@@ -128,8 +128,8 @@ def test_prune_keeps_selected_releases_and_never_removes_one_in_use_by_a_process
     held = f"{root}/releases/{first}"
     pid = ssh(box, "node01", f"cd {held} && {{ sleep 300 >/dev/null 2>&1 & echo $!; }}").stdout.decode().strip()
     try:
-        said = run("prune", "--dry-run", cwd=folder)
-        assert f"node02: would remove {first}" in said.stdout
+        message = run("prune", "--dry-run", cwd=folder)
+        assert f"node02: would remove {first}" in message.stdout
         result = json.loads(run("prune", "--keep", "1", "--json", cwd=folder).stdout)
     finally:
         ssh(box, "node01", f"kill {pid}")
@@ -161,11 +161,11 @@ def test_verify_finds_changed_files_and_repair_restores_them(box, bundles, place
     on(box, "node02", "sh", "-ec", DAMAGE.format(release=release))
     result = run("verify", cwd=folder)
     assert result.returncode == 5
-    said = " ".join(result.stderr.split())
-    assert any(f"2 changed ({names})" in said for names in ("bin/tool, share/noise", "share/noise, bin/tool"))
-    assert "1 missing (share/odd names/-rf)" in said
-    assert "1 added (lib/new/mod.py)" in said
-    assert "1 links changed (bin/python3)" in said
+    message = " ".join(result.stderr.split())
+    assert any(f"2 changed ({names})" in message for names in ("bin/tool, share/noise", "share/noise, bin/tool"))
+    assert "1 missing (share/odd names/-rf)" in message
+    assert "1 added (lib/new/mod.py)" in message
+    assert "1 links changed (bin/python3)" in message
     assert "clusterctl deploy --repair" in result.stderr
     assert "node01: " in result.stdout
     data = json.loads(run("verify", "--json", cwd=folder).stdout)

@@ -21,18 +21,18 @@ def training(plain_nodes, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("a: [1, 2\nb: 3\n", r"config\.yaml:2: not YAML"),
         ("services: {web: {image: nginx}}\n", r"config\.yaml is not a LLaMA-Factory config"),
         ("- a\n- b\n", r"config\.yaml is not a LLaMA-Factory config"),
     ],
 )
-def test_a_file_that_is_not_a_config_is_a_usage_error(training, text, said):
+def test_a_file_that_is_not_a_config_is_a_usage_error(training, text, message):
     (training.folder / "config.yaml").write_text(text)
     refused = training.run("train", "--nodes", "2", "config.yaml")
     assert refused.returncode == 2
-    assert re.search(said, refused.stderr), refused.stderr
+    assert re.search(message, refused.stderr), refused.stderr
     assert not (training.folder / "runs").exists()
 
 

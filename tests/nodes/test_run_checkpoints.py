@@ -50,10 +50,10 @@ def test_a_run_of_two_nodes_resumes_on_one(plain_nodes):
     plain_nodes.kill("node02", plain_nodes.rank("node02"), signal.SIGKILL)
     assert broken.finish(180) == 6, broken.output
     resumed = plain_nodes.run("resume", "--exclude", "node02", run)
-    said = resumed.stdout + resumed.stderr
-    assert resumed.returncode == 0, said
-    assert f"run {run} resumes on 1 of 2 nodes: node01 is node 0; world size 1 instead of 2" in said
-    assert re.search(r"rank 0 resumes from step \d+", said), said
+    message = resumed.stdout + resumed.stderr
+    assert resumed.returncode == 0, message
+    assert f"run {run} resumes on 1 of 2 nodes: node01 is node 0; world size 1 instead of 2" in message
+    assert re.search(r"rank 0 resumes from step \d+", message), message
     shown = json.loads(plain_nodes.run("status", run, "--json").stdout)
     assert list(shown["parts"]) == ["node01"], shown
     assert plain_nodes.marked() == []

@@ -89,15 +89,15 @@ def test_ctrl_c_at_every_other_event_of_train_leaves_no_process(alone):
             text=True,
             check=False,
         )
-        said = child.stdout + child.stderr
-        assert child.returncode in {0, 130}, said
-        assert "Traceback" not in said
+        message = child.stdout + child.stderr
+        assert child.returncode in {0, 130}, message
+        assert "Traceback" not in message
         if child.returncode == 0:  # there is no such event: the rerun has trained
             break
-        assert "interrupted" in said
+        assert "interrupted" in message
         for folder in (alone.folder / "data home/clusterctl/runs").glob("*"):
             left = marked(folder.name)
-            assert left == [], f"event {event}: {said}"
+            assert left == [], f"event {event}: {message}"
     assert event > 4
     assert alone.record()["state"] == "finished"
 

@@ -170,7 +170,7 @@ def test_the_scripts_written_for_review_are_the_scripts_that_run(box, services, 
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "message"),
     [
         (("apply", "nfss"), "nfss is not a service"),
         (("apply", "chrony"), "does not configure the service chrony"),
@@ -178,10 +178,10 @@ def test_the_scripts_written_for_review_are_the_scripts_that_run(box, services, 
         (("undo", "nfss"), "nfss is not a service"),
     ],
 )
-def test_wrong_words_are_refused_before_anything_is_done(box, argv, said):
+def test_wrong_words_are_refused_before_anything_is_done(box, argv, message):
     result = run("services", *argv, "-i", "services.yaml", cwd=box.directory)
     assert result.returncode == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert "try: " in result.stderr
 
 

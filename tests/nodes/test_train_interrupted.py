@@ -105,9 +105,9 @@ def test_signal_at_any_event_of_train_leaves_a_consistent_state(cluster, number)
     """SIGTERM detaches from a followed run, so that run may finish: everything else is stopped or removed."""
     for event in itertools.count(1):
         before, known = cluster.folders(), set(cluster.records())
-        code, said = cluster.interrupted(event, number, 3)
-        note = f"event {event}, {number}: {said}"
-        assert "Traceback" not in said, note
+        code, message = cluster.interrupted(event, number, 3)
+        note = f"event {event}, {number}: {message}"
+        assert "Traceback" not in message, note
         assert code in {0, 130}, note
         made, new = cluster.folders() - before, set(cluster.records()) - known
         wait_until(lambda: not cluster.processes(), f"no process is left: {note}", 30)
@@ -121,7 +121,7 @@ def test_signal_at_any_event_of_train_leaves_a_consistent_state(cluster, number)
             assert "running" not in shown.stdout, note + shown.stdout
         if code == 0:  # there is no such event: the rerun has trained
             break
-        assert "interrupted" in said, note
+        assert "interrupted" in message, note
     assert event > 5
 
 
@@ -134,10 +134,10 @@ def test_sigterm_detaches_from_a_followed_run(cluster):
         wait_until(lambda: cluster.logged(known, "step 1"), "the logs arrive, so the run is followed", 60)
         (new,) = set(cluster.records()) - known
         child.send_signal(signal.SIGTERM)
-        said = child.communicate(timeout=60)[0]
-    assert child.returncode == 0, said
+        message = child.communicate(timeout=60)[0]
+    assert child.returncode == 0, message
     record = cluster.records()[new]
-    assert (record["state"], record["attached"]) == ("running", False), said
+    assert (record["state"], record["attached"]) == ("running", False), message
     assert "running" in run("status", new, cwd=cluster.folder).stdout
     stopped = run("stop", new, cwd=cluster.folder)
     assert stopped.returncode == 0, stopped.stderr

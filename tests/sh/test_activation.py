@@ -146,5 +146,5 @@ def test_rattler_activates_the_environment_by_its_name(tmp_path, small_env):
     variables = ActivationVariables(current_path=["/usr/bin", "/bin"])
     script = activate(prefix, variables, Shell.bash).script
     program = f'{script}\nprintf "%s\\n" "$CONDA_PREFIX"; python -c "import sys; print(sys.prefix)"; command -v pip\n'
-    said = subprocess.check_output(["env", "-i", "PATH=/usr/bin:/bin", "bash", "-c", program], text=True)
-    assert said.splitlines() == [str(prefix), str(prefix), f"{prefix}/bin/pip"]
+    message = subprocess.check_output(["env", "-i", "PATH=/usr/bin:/bin", "bash", "-c", program], text=True)
+    assert message.splitlines() == [str(prefix), str(prefix), f"{prefix}/bin/pip"]

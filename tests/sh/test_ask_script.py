@@ -52,8 +52,8 @@ def ask(tmp_path, monkeypatch):
 def test_host_gpus_and_addresses_are_reported(ask, shell):
     gpus = "echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'; echo '  MIG 1g.18gb     Device  0: (UUID: MIG-1)'"
     addresses = r"echo '1: lo    inet 127.0.0.1/8 scope host lo\       valid_lft forever preferred_lft forever'"
-    facts, said = ask(shell, nvidia_smi=gpus, ip=addresses)
-    assert said == ""
+    facts, message = ask(shell, nvidia_smi=gpus, ip=addresses)
+    assert message == ""
     assert (facts.host, facts.reached, facts.gpus) == (os.uname().nodename, "10.0.0.2", ("NVIDIA H200",))
     assert {interface.name for interface in facts.interfaces} == {
         path.name for path in Path("/sys/class/net").iterdir()
@@ -63,8 +63,8 @@ def test_host_gpus_and_addresses_are_reported(ask, shell):
 
 def test_without_iproute2_the_kernel_is_asked(ask):
     before = addresses()
-    facts, said = ask("dash", nvidia_smi="exit 9")
-    assert said == ""
+    facts, message = ask("dash", nvidia_smi="exit 9")
+    assert message == ""
     assert before & addresses() <= {(each.name, str(at)) for each in facts.interfaces for at in each.addresses}
 
 

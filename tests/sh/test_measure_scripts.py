@@ -76,9 +76,9 @@ class Listener:
 
     @property
     def numbers(self):
-        said = [line.split() for line in self.lines if line.startswith("listen ")]
-        assert [each[3] for each in said] == ["open", "open"], self.lines
-        return [int(each[2]) for each in said]
+        message = [line.split() for line in self.lines if line.startswith("listen ")]
+        assert [each[3] for each in message] == ["open", "open"], self.lines
+        return [int(each[2]) for each in message]
 
     def __enter__(self):
         return self
@@ -182,9 +182,9 @@ def test_written_file_is_read_and_removed(shell, tmp_path):
 
 
 def test_missing_folder(shell, tmp_path):
-    said = steps(run(shell, shares(tmp_path / "nowhere", "client")).stdout)
-    assert outcome(said["read", 0], "from node01") == "absent"
-    assert outcome(said["write", 0], "") == "absent"
+    message = steps(run(shell, shares(tmp_path / "nowhere", "client")).stdout)
+    assert outcome(message["read", 0], "from node01") == "absent"
+    assert outcome(message["write", 0], "") == "absent"
 
 
 def test_hanging_share_is_given_up_after_its_limit(shell, tmp_path):
@@ -195,11 +195,11 @@ def test_hanging_share_is_given_up_after_its_limit(shell, tmp_path):
 
 
 def test_mount_is_reported_without_accessing_it(shell, tmp_path):
-    said = run(shell, shares("/proc/sys/net", "server", limit=1)).stdout.splitlines()[0]
+    message = run(shell, shares("/proc/sys/net", "server", limit=1)).stdout.splitlines()[0]
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
     above = [mount for mount in mounts if "/proc/sys/net".startswith(mount[1])]
     deepest = max(above, key=lambda mount: len(mount[1]))
-    assert said == f"mounted 0 {deepest[2]} {deepest[0]}"
+    assert message == f"mounted 0 {deepest[2]} {deepest[0]}"
 
 
 def test_shellcheck(tmp_path):

@@ -94,7 +94,7 @@ def test_mount_point_must_be_empty_and_free_of_other_mounts(shell, place, tmp_pa
     path, table = tmp_path / "place", tmp_path / "fstab"
     path.mkdir()
     table.write_text("/dev/sda1 / ext4 defaults 0 1\n")
-    before, code, said = PLACES[place]
+    before, code, message = PLACES[place]
     look = render("services/nfs/look.sh.j2", path=path, source="h:/x") + render("services/nfs/free.sh.j2")
     library = render("services/library.sh.j2", state=tmp_path / "state")
     text = (
@@ -103,4 +103,4 @@ def test_mount_point_must_be_empty_and_free_of_other_mounts(shell, place, tmp_pa
     )
     done = subprocess.run(["unshare", "--mount", *shell, "-c", text], capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
-    assert re.search(said.replace("PATH", re.escape(str(path))), done.stderr.replace("\n", " ")), done.stderr
+    assert re.search(message.replace("PATH", re.escape(str(path))), done.stderr.replace("\n", " ")), done.stderr

@@ -118,9 +118,9 @@ class Place:
         tree = scan_tree(source)
         there, pushed = self.begin(tree)
         sent = self.receive(pushed)
-        said = self.ok(data.place_script(self.target), self.moves(tree, there, pushed))
-        assert said.split()[-1] == "end"
-        if "open" in said.split():
+        message = self.ok(data.place_script(self.target), self.moves(tree, there, pushed))
+        assert message.split()[-1] == "end"
+        if "open" in message.split():
             self.ok(data.close_script(self.target))
         return sent
 
@@ -290,13 +290,13 @@ def test_killed_anywhere_in_placing_only_the_rest_of_one_group_is_sent_again(pla
     there, pushed = place.begin(tree)
     assert len(pushed.small) > 2
     everything = place.receive(pushed)
-    told = place.moves(tree, there, pushed).splitlines(keepends=True)
+    reported = place.moves(tree, there, pushed).splitlines(keepends=True)
     cut = data.place_script(place.target).replace(
         "while IFS= read -r line; do", f"for n in $(seq {lines}); do IFS= read -r line;"
     )
     cut = cut[: cut.index('\nmove "$@"\nif ')]
-    assert len(told) > 15 - 2
-    place.run(cut, b"".join(told))
+    assert len(reported) > 15 - 2
+    place.run(cut, b"".join(reported))
     again = place.push(source)
     assert again <= 1 < everything
     assert place.is_done(source)
@@ -338,8 +338,8 @@ def test_private_files_are_private_at_every_moment(place, source):
     there, pushed = place.begin(tree)
     assert mode(place.path) == mode(Path(place.target.staging)) == 0o700
     place.receive(pushed)
-    told = place.moves(tree, there, pushed)
-    place.run(data.place_script(place.target), told[: told.index(b"group")])
+    reported = place.moves(tree, there, pushed)
+    place.run(data.place_script(place.target), reported[: reported.index(b"group")])
     assert mode(place.path / "sub") == 0o700
 
 
@@ -350,9 +350,9 @@ def test_folder_becomes_private_before_files_are_placed_in_it(place, source):
     tree = scan_tree(source)
     there, pushed = place.begin(tree)
     place.receive(pushed)
-    told = place.moves(tree, there, pushed)
+    reported = place.moves(tree, there, pushed)
     Path(place.target.staging, "mode").write_text("755\n")  # so that it does not tidy up
-    place.run(data.place_script(place.target), told[: told.index(b"group")])
+    place.run(data.place_script(place.target), reported[: reported.index(b"group")])
     assert mode(place.path / "sub") == 0o700
 
 

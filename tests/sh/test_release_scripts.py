@@ -215,11 +215,11 @@ def test_files_that_differ_in_words_of_equal_length_are_derived_from_another_rel
         Entry(name, "file", 0o755, 0, len(data), hashlib.sha256(data).hexdigest()) for name, data in wanted.items()
     )
     recipe = Recipe(((b"0123456789ab", b"ffffffffffff"),), entries)
-    said = gather(shell, places, tmp_path, base=folder.name, recipe=recipe)
+    message = gather(shell, places, tmp_path, base=folder.name, recipe=recipe)
     if shell[0] == "busybox":  # its tar takes no names with a NUL: then everything is sent
-        assert said == []
+        assert message == []
     else:
-        assert said == ["made 0"]
+        assert message == ["made 0"]
         assert (Path(places.incoming) / "bin/a b").read_bytes() == wanted["bin/a b"]
     assert gather(shell, places, tmp_path, base="gone", recipe=recipe) == []
 
@@ -375,10 +375,10 @@ def test_verify_and_list_and_remove(shell, case, tmp_path):
     (folder / "link").symlink_to("bin")
     (folder / "added by pip").write_text("")
     (folder / "share/in a b/a b").unlink()
-    said = catalog.verify_finding(
+    message = catalog.verify_finding(
         "n", "x", run(shell, catalog.verify_script(str(folder)), tmp_path).stdout.decode()
     ).observed
-    assert said == ("release x: 1 missing (share/in a b/a b); 1 added (added by pip); 1 links changed (link)")
+    assert message == ("release x: 1 missing (share/in a b/a b); 1 added (added by pip); 1 links changed (link)")
     found = catalog.read_listing(run(shell, catalog.list_script(inventory, used=True), tmp_path).stdout.decode())
     assert (found.current, found.broken) == (None, ("0123456789ab",))
     assert found.used == {}

@@ -130,9 +130,9 @@ def test_concurrent_nodes_create_a_shared_folder_atomically(shell, root):
 
 def test_existing_run_is_only_queried(shell, root):
     lines(call(shell, prepare(root), luggage()))
-    said = lines(call(shell, prepare(root, sends=False)))
-    assert said[1] == "folder there"
-    assert said[2].startswith("[-I]")
+    message = lines(call(shell, prepare(root, sends=False)))
+    assert message[1] == "folder there"
+    assert message[2].startswith("[-I]")
 
 
 def test_missing_run_cannot_be_queried(shell, root):
@@ -182,8 +182,8 @@ def talk(prefix, run, *paths):
 
 def test_agent_reads_paths_unchanged(shell, root):
     lines(call(shell, prepare(root), luggage()))
-    (said,) = lines(call(shell, talk(root / "current", root / "runs/run-1", "/data/it's a model", "-n")))
-    assert said == f"[-I][{root}/runs/run-1/agent][talk][--patience][2.0][--][/data/it's a model][-n]"
+    (message,) = lines(call(shell, talk(root / "current", root / "runs/run-1", "/data/it's a model", "-n")))
+    assert message == f"[-I][{root}/runs/run-1/agent][talk][--patience][2.0][--][/data/it's a model][-n]"
 
 
 @pytest.mark.parametrize("paths", [(), ("/nowhere at all", "-n")])
@@ -354,8 +354,8 @@ def test_next_command_makes_readable_runs_private(shell, root):
         (root / "runs" / name).chmod(at_first)
     (root / "elsewhere").mkdir(mode=0o755)
     (root / "runs/link").symlink_to(root / "elsewhere")
-    said = lines(call(shell, ask_for_runs(root)))
-    assert len([line for line in said if line.startswith("part ")]) == 3
+    message = lines(call(shell, ask_for_runs(root)))
+    assert len([line for line in message if line.startswith("part ")]) == 3
     assert [mode(root / f"runs/run-{number}") for number in (1, 2, 3)] == [0o700] * 3
     assert mode(root / "elsewhere") == mode(root / "runs") == 0o755
 
@@ -398,17 +398,17 @@ def test_only_the_beginning_of_a_huge_state_file_is_read(shell, root):
     logs.mkdir(parents=True)
     with (logs / "state.json").open("wb") as file:
         file.truncate(3 << 30)  # sparse
-    said = call(shell, ask_for_runs(root))
-    assert said.returncode == 0
-    assert len(said.stdout) < 1 << 20
+    message = call(shell, ask_for_runs(root))
+    assert message.returncode == 0
+    assert len(message.stdout) < 1 << 20
 
 
 def test_dry_run_uses_a_separate_folder_and_reports_the_roots_disk(shell, root, tmp_path):
     scratch = tmp_path / "dry run"
     before = sorted(root.rglob("*"))
-    said = lines(call(shell, prepare(root, scratch=str(scratch)), luggage()))
-    assert said[:2] == ["release 0123456789ab", "folder made"]
-    assert said[2:] == [f"[-I][{scratch}/agent][probe][--master][it's][--rank][0][--folder][{root}]"]
+    message = lines(call(shell, prepare(root, scratch=str(scratch)), luggage()))
+    assert message[:2] == ["release 0123456789ab", "folder made"]
+    assert message[2:] == [f"[-I][{scratch}/agent][probe][--master][it's][--rank][0][--folder][{root}]"]
     assert sorted(root.rglob("*")) == before
     assert scratch.stat().st_mode & 0o777 == 0o700
     script = f"rm -rf -- {quote(scratch)}"

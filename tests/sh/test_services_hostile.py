@@ -230,7 +230,7 @@ def test_an_accepted_value_is_one_value_in_its_file(tmp_path, made):
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "said"),
+    ("place", "value", "message"),
     [
         (("nodes", "gpu02", "address"), "fe80::2%a(rw,no_root_squash) *", "not an IPv6 address"),
         (("nodes", "gpu02", "data_address"), "fe80::2%$(touch owned)", "not an IPv6 address"),
@@ -251,13 +251,13 @@ def test_an_accepted_value_is_one_value_in_its_file(tmp_path, made):
         (("services", "os_packages", "replace"), ["-y"], "not the name of a package"),
     ],
 )
-def test_value_that_a_file_cannot_contain_is_refused_with_its_key(tmp_path, place, value, said):
+def test_value_that_a_file_cannot_contain_is_refused_with_its_key(tmp_path, place, value, message):
     path = tmp_path / "inventory.yaml"
     path.write_text(yaml.safe_dump(with_value(place, value)), encoding="utf-8")
     with pytest.raises(InventoryError) as caught:
         load(path)
     (problem,) = caught.value.problems
-    assert said in problem
+    assert message in problem
     assert "(line " in problem
 
 

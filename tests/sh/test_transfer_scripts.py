@@ -746,8 +746,8 @@ def test_abandoned_lock_is_broken_by_one_of_many_commands(shell, home, tmp_path)
         left_behind.mkdir(parents=True)
         (home / ".ssh/authorized_keys.clusterctl.node09.4711.x").write_text("")
         running = [subprocess.Popen([*shell, "-c", script], stdout=subprocess.PIPE) for script in scripts]
-        said = [process.communicate(timeout=60)[0] for process in running]
-        assert said == [b"authorized\nready\n"] * 16
+        message = [process.communicate(timeout=60)[0] for process in running]
+        assert message == [b"authorized\nready\n"] * 16
         lines = file.read_text().splitlines()
         assert lines[:41] == theirs, f"round {number}"
         assert sorted(line.split(" ", 1)[1].rpartition('" ')[2] for line in lines[41:]) == sorted(

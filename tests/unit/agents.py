@@ -155,16 +155,16 @@ class Run:
         """What a command of the agent prints, as the last line's object."""
         done = subprocess.run(self.command(*arguments), capture_output=True, text=True, check=False, timeout=90, **more)
         assert not done.stderr, done.stderr
-        said = json.loads(done.stdout.splitlines()[-1])
+        message = json.loads(done.stdout.splitlines()[-1])
         if check:
-            assert done.returncode == 0, (said, self.log())
-        return dict(said, rc=done.returncode)
+            assert done.returncode == 0, (message, self.log())
+        return dict(message, rc=done.returncode)
 
     def begin(self):
         """Start the daemon."""
-        said = self.do("start")
-        assert said["started"], said
-        return said
+        message = self.do("start")
+        assert message["started"], message
+        return message
 
     def start(self, code, *arguments, inherited=None, stdout=subprocess.PIPE, **plan):
         """Start the agent in the foreground."""
@@ -195,8 +195,8 @@ class Run:
     def wait_end(self, seconds=60.0):
         """The event ``end``, once neither the agent nor a process of the run is left on this node."""
         eventually(lambda: any(event["event"] == "end" for event in self.events()), seconds)
-        said = self.state()
-        eventually(lambda: not lives(said["pid"]) and not lives(said["guard"]))
+        message = self.state()
+        eventually(lambda: not lives(message["pid"]) and not lives(message["guard"]))
         assert self.left() == []
         assert self.cgroups() == []
         assert self.log() == ""
@@ -218,9 +218,9 @@ class Run:
     def until(self, event):
         """The next event of this kind of an agent in the foreground."""
         for line in self.agent.stdout:
-            said = json.loads(line)
-            if said["event"] == event:
-                return said
+            message = json.loads(line)
+            if message["event"] == event:
+                return message
         raise AssertionError(self.agent.stderr.read())
 
     def finish(self):

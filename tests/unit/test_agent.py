@@ -246,7 +246,7 @@ def test_growing_output_is_a_sign_of_life_even_without_a_complete_line(tmp_path)
 
     heard = []
     plan = NodePlan(plan_of(first_rank=4), tmp_path, tmp_path / "plan-0.json")
-    output = Output(plan, Events(tmp_path), lambda *_: None, lambda _: None, lambda *said: heard.append(said))
+    output = Output(plan, Events(tmp_path), lambda *_: None, lambda _: None, lambda *message: heard.append(message))
     log = tmp_path / "ranks" / "x" / "attempt_0" / "1" / "stderr.log"
     log.parent.mkdir(parents=True)
     log.write_bytes(b"10%\r20%\r")
@@ -255,7 +255,7 @@ def test_growing_output_is_a_sign_of_life_even_without_a_complete_line(tmp_path)
     output.look()
     output.take(theirs)
     output.report()
-    assert [said for said in heard if said[1]] == [(None, 3), (5, 8)]
+    assert [message for message in heard if message[1]] == [(None, 3), (5, 8)]
     os.close(ours)
     os.close(theirs)
     output.close()
@@ -311,10 +311,10 @@ print("written")
 sys.stdin.read()
 """
     run.start(code, progress="trainer_log.jsonl")
-    told = [event for event in run.finish() if event["event"] == "progress"]
-    for event in told:
+    received = [event for event in run.finish() if event["event"] == "progress"]
+    for event in received:
         del event["time"], event["attempt"]
-    assert told == [
+    assert received == [
         {"event": "progress", "step": 1, "total": 2, "loss": 6.2, "lr": 0.1},
         {"event": "progress", "step": 2, "total": 2, "loss": None},
     ]
@@ -373,7 +373,7 @@ def eventing(tmp_path):
     run_files.os = kept
 
 
-def told(path):
+def received(path):
     found = []
     for line in path.read_text().splitlines():
         with contextlib.suppress(ValueError):
@@ -392,7 +392,7 @@ def test_events_on_a_full_disk(eventing):
     disk.room = 1 << 30
     events.emit("end", state="failed")
     events.close()
-    found = told(path)
+    found = received(path)
     assert [event["event"] for event in found] == ["started", "notice", "dropped", "end"]
     assert found[2]["lines"] == 6
 
@@ -404,7 +404,7 @@ def test_full_disk_keeps_only_the_newest_events(eventing):
         events.emit("notice", text=str(index))
     disk.room = 1 << 30
     events.close()
-    assert [event["text"] for event in told(path)] == [str(index) for index in range(9_900, 10_000)]
+    assert [event["text"] for event in received(path)] == [str(index) for index in range(9_900, 10_000)]
 
 
 def test_the_state_on_a_full_disk(tmp_path, monkeypatch):

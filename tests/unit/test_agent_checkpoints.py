@@ -314,7 +314,7 @@ def test_complete_checkpoints(tmp_path, files):
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         (trainer(20, without=["trainer_state.json"]), "trainer_state.json is missing: the save did not finish"),
         (trainer(20, without=["model.safetensors"]), "it has no weights"),
@@ -380,9 +380,9 @@ def test_complete_checkpoints(tmp_path, files):
         ),
     ],
 )
-def test_incomplete_checkpoints(tmp_path, files, said):
+def test_incomplete_checkpoints(tmp_path, files, message):
     write(tmp_path, files)
-    assert why(tmp_path) == said
+    assert why(tmp_path) == message
 
 
 @pytest.mark.parametrize("make", [trainer, deepspeed])
@@ -417,8 +417,8 @@ def test_deepspeeds_own_layout(tmp_path):
 
 def test_own_checkpoint_needs_every_part_of_its_complete_json(tmp_path):
     parts = [f"part-0000{rank}-of-00002.safetensors" for rank in (0, 1)]
-    told = json.dumps({"format": 1, "files": dict.fromkeys(parts, 3)}).encode()
-    write(tmp_path / "a", {f"iter_30/{parts[0]}": safetensors(), "iter_30/complete.json": told})
+    reported = json.dumps({"format": 1, "files": dict.fromkeys(parts, 3)}).encode()
+    write(tmp_path / "a", {f"iter_30/{parts[0]}": safetensors(), "iter_30/complete.json": reported})
     write(tmp_path / "b", {f"iter_30/{parts[1]}": safetensors()})
     both = choose([tmp_path / "a", tmp_path / "b"])
     assert both.name == "iter_30"

@@ -73,13 +73,13 @@ def test_every_node_copies_from_every_node(agents, tmp_path, giver, taker):
     for name, data in files.items():
         put(tmp_path / f"n{giver}", name, data)
     put(tmp_path / f"n{taker}", "checkpoint-2/a.bin", b"torn")
-    told = []
-    links[taker].fetch([[name, len(data), giver] for name, data in files.items()], on_bytes=told.append)
+    reported = []
+    links[taker].fetch([[name, len(data), giver] for name, data in files.items()], on_bytes=reported.append)
     for name, data in files.items():
         path = tmp_path / f"n{taker}" / name
         assert path.read_bytes() == data
         assert path.stat().st_mtime_ns == 1700000000123456789
-    assert sum(told) == (5 << 20) + 1
+    assert sum(reported) == (5 << 20) + 1
     assert links[taker].copies.open_sockets == set()  # an agent runs for weeks
     nothing_left(tmp_path / f"n{taker}")
 
@@ -112,11 +112,11 @@ def test_messages_are_delivered_while_files_are_copied(agents, tmp_path):
     put(tmp_path / "n0", "big", bytes(64 << 20))
     begun, go_on = threading.Event(), threading.Event()
 
-    def told(_):
+    def reported(_):
         begun.set()
         assert go_on.wait(30)
 
-    thread = threading.Thread(target=links[1].fetch, args=([("big", 64 << 20, 0)],), kwargs={"on_bytes": told})
+    thread = threading.Thread(target=links[1].fetch, args=([("big", 64 << 20, 0)],), kwargs={"on_bytes": reported})
     thread.start()
     assert begun.wait(10)
     links[0].send("failed", text="x")
@@ -217,13 +217,13 @@ def test_close_aborts_running_copies(agents, tmp_path):
     begun = threading.Event()
     raised = []
 
-    def told(_):
+    def reported(_):
         begun.set()
         time.sleep(0.05)
 
     def fetch():
         try:
-            links[1].fetch([("a", 64 << 20, 0)], on_bytes=told)
+            links[1].fetch([("a", 64 << 20, 0)], on_bytes=reported)
         except CopyError as error:
             raised.append(str(error))
 
@@ -268,7 +268,7 @@ END = {"end": True}
 
 def test_invalid_answers_are_errors_and_change_no_file(tmp_path):
     put(tmp_path, "c/a", b"old")
-    for answers, said in (
+    for answers, printed in (
         ([], "the other side closed the connection"),
         ([{"error": "no"}], "c/a: no"),
         ([{"size": 5}], "it is not 4 bytes there"),
@@ -282,7 +282,7 @@ def test_invalid_answers_are_errors_and_change_no_file(tmp_path):
         ([{"size": 4}, b"1234"], "did not confirm the end of the file"),
         ([{"size": 4}, b"1234", b"5"], "the other side sent a message that is not a JSON object"),
     ):
-        with pytest.raises(CopyError, match=said):
+        with pytest.raises(CopyError, match=printed):
             exchange(tmp_path, *answers)
         assert (tmp_path / "c/a").read_bytes() == b"old"
         nothing_left(tmp_path)
@@ -327,14 +327,14 @@ def test_broken_connection_is_opened_again(agents, tmp_path):
         put(tmp_path / "n0", f"c/{number}", bytes(3 << 20))
     cut = []
 
-    def told(_):
+    def reported(_):
         if len(cut) < 2 and len(list((tmp_path / "n1/c").iterdir())) == 2 + len(cut):
             cut.append(1)
             for sock in list(links[0].copies.open_sockets):
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
 
-    links[1].fetch([(f"c/{number}", 3 << 20, 0) for number in range(4)], on_bytes=told)
+    links[1].fetch([(f"c/{number}", 3 << 20, 0) for number in range(4)], on_bytes=reported)
     assert len(cut) == 2
     assert {path.name: path.stat().st_size for path in (tmp_path / "n1/c").iterdir()} == dict.fromkeys("0123", 3 << 20)
 

@@ -50,49 +50,49 @@ def ready(run):
 def test_daemon_survives_its_starter_and_its_session(run):
     run.plan(SLEEPS)
     with subprocess.Popen(run.command("start"), stdout=subprocess.PIPE, start_new_session=True) as starter:
-        said = json.loads(starter.stdout.read())
+        message = json.loads(starter.stdout.read())
     assert starter.returncode == 0
     ready(run)
-    for pid in (said["pid"], said["guard"]):
-        assert os.getsid(pid) == said["guard"] != starter.pid
+    for pid in (message["pid"], message["guard"]):
+        assert os.getsid(pid) == message["guard"] != starter.pid
         log = run.logs / "agent.log"
         assert [Path(f"/proc/{pid}/fd/{fd}").readlink() for fd in (0, 1, 2)] == [Path(os.devnull), log, log]
         assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
-    assert Path(f"/proc/{said['guard']}/stat").read_text().split()[6] == "0"  # no terminal
+    assert Path(f"/proc/{message['guard']}/stat").read_text().split()[6] == "0"  # no terminal
     assert run.do("stop")["state"] == "stopped"
     run.wait_end()
 
 
 def test_start_reports_the_process_that_owns_the_run(run):
-    said = run.plan(SLEEPS).begin()
+    message = run.plan(SLEEPS).begin()
     state = run.state()
-    assert (said["pid"], said["guard"]) == (state["pid"], state["guard"])
+    assert (message["pid"], message["guard"]) == (state["pid"], state["guard"])
     assert state["start"] == Path(f"/proc/{state['pid']}/stat").read_text().rpartition(")")[2].split()[19]
-    assert said["at"] == 0
+    assert message["at"] == 0
 
 
 def test_two_starts_of_one_plan(run):
-    said = run.plan(SLEEPS).begin()
+    message = run.plan(SLEEPS).begin()
     again = run.do("start", check=False)
     assert again["rc"] == 1
-    assert again["error"] == f"the run {run.id} is already running on n0 (process {said['pid']})"
-    assert lives(said["pid"])
+    assert again["error"] == f"the run {run.id} is already running on n0 (process {message['pid']})"
+    assert lives(message["pid"])
 
 
 def test_two_starts_at_once(run):
     run.plan(SLEEPS)
     both = [subprocess.Popen(run.command("start"), stdout=subprocess.PIPE) for _ in range(2)]
-    said = [json.loads(each.communicate(timeout=60)[0]) for each in both]
-    assert sorted(each["started"] for each in said) == [False, True]
+    message = [json.loads(each.communicate(timeout=60)[0]) for each in both]
+    assert sorted(each["started"] for each in message) == [False, True]
     eventually(lambda: run.state().get("state") == "running")
     assert len(alive(run.mark)) == 1
 
 
 def test_a_start_that_cannot_write(run, tmp_path):
     (tmp_path / "logs").write_text("in the way")
-    said = run.plan(SLEEPS).do("start", check=False)
-    assert said["rc"] == 1
-    assert "logs" in said["error"]
+    message = run.plan(SLEEPS).do("start", check=False)
+    assert message["rc"] == 1
+    assert "logs" in message["error"]
 
 
 def test_a_run_may_be_started_again_after_its_end(run):
@@ -208,8 +208,8 @@ def test_both_are_killed_and_stop_cleans(run):
     stubborn = int(run.wait_for("pid"))
     kill_both(run)
     assert lives(stubborn)
-    said = run.do("stop")
-    assert (said["left"], said["state"]) == ([], "stopped")
+    message = run.do("stop")
+    assert (message["left"], message["state"]) == ([], "stopped")
     assert not lives(stubborn)
     assert run.wait_end()["state"] == "stopped"
 
@@ -227,8 +227,8 @@ def test_a_crash_of_the_agent(run):
 def test_stop_and_proof(run):
     run.plan(LEAVES_THE_SESSION, STUBBORN).begin()
     run.wait_for("pid")
-    said = run.do("stop", "--who", "alice at example")
-    assert {key: said[key] for key in ("event", "left", "gpu", "port_free", "state", "saved")} == {
+    message = run.do("stop", "--who", "alice at example")
+    assert {key: message[key] for key in ("event", "left", "gpu", "port_free", "state", "saved")} == {
         "event": "stopped",
         "left": [],
         "gpu": [],
@@ -262,8 +262,8 @@ def test_stop_waits_for_the_port(run):
     with socket.create_server(("127.0.0.1", 0)) as server:
         run.plan(SLEEPS, port=server.getsockname()[1]).begin()
         ready(run)
-        said = run.do("stop", check=False)
-    assert (said["rc"], said["port_free"], said["left"]) == (1, False, [])
+        message = run.do("stop", check=False)
+    assert (message["rc"], message["port_free"], message["left"]) == (1, False, [])
 
 
 def test_stop_reports_processes_on_a_gpu(run, tmp_path):
@@ -284,8 +284,8 @@ def test_stop_reports_processes_on_a_gpu(run, tmp_path):
         eventually(lambda: child.pid in run.left())
         (tmp_path / "holders").write_text(f"{child.pid}\n{holder}\n1\n")
         (tmp_path / "calls").write_text("3\n")
-        said = run.do("stop", env=dict(os.environ, PATH=f"{tmp_path}/bin:{os.environ['PATH']}"))
-    assert said["gpu"] == []
+        message = run.do("stop", env=dict(os.environ, PATH=f"{tmp_path}/bin:{os.environ['PATH']}"))
+    assert message["gpu"] == []
     assert int((tmp_path / "calls").read_text()) < 0  # it was asked until no process held one
 
 
@@ -328,8 +328,8 @@ sys.exit(1)
 def test_stop_and_save(run):
     run.plan(SAVES_WHEN_ASKED, resume={"output": "out", "argv": []}, grace=0.2).begin()
     ready(run)
-    said = run.do("stop", "--save")
-    assert (said["step"], said["saved"], said["state"]) == (7, True, "stopped")
+    message = run.do("stop", "--save")
+    assert (message["step"], message["saved"], message["state"]) == (7, True, "stopped")
     end = run.wait_end()
     assert (end["step"], end["saved"]) == (7, True)
 
@@ -337,8 +337,8 @@ def test_stop_and_save(run):
 def test_stop_and_save_of_a_trainer_that_saves_nothing(run):
     run.plan(SLEEPS, resume={"output": "out", "argv": []}).begin()
     ready(run)
-    said = run.do("stop", "--save")
-    assert (said["saved"], said["state"]) == (False, "stopped")
+    message = run.do("stop", "--save")
+    assert (message["saved"], message["state"]) == (False, "stopped")
 
 
 WAITS_AND_SAVES = """
@@ -360,8 +360,8 @@ def test_only_ranks_are_asked_to_save(run):
     for rank in (0, 1):
         run.rank_pid(rank)
     eventually(lambda: len([event for event in run.events() if event.get("line") == "ready"]) == 2)
-    said = run.do("stop", "--save")
-    assert said["state"] == "stopped"
+    message = run.do("stop", "--save")
+    assert message["state"] == "stopped"
     assert len([event for event in run.events() if event.get("line") == "saved"]) == 2
     assert next(event for event in run.events() if event["event"] == "exit")["rc"] == 0
 
@@ -464,15 +464,15 @@ def test_a_checkpoint_that_a_restart_does_not_use_is_named(run):
     resume = {"output": "out", "argv": []}
     run.plan(program, resume=resume, none_ok=True, restarts=1, backoff=0.05).begin()
     assert run.wait_end()["state"] == "finished"
-    told = [event["text"] for event in run.events() if event["event"] == "notice"]
-    assert [text for text in told if "checkpoint-7" in text and "skipped" in text], told
+    reported = [event["text"] for event in run.events() if event["event"] == "notice"]
+    assert [text for text in reported if "checkpoint-7" in text and "skipped" in text], reported
 
 
 # --- logging out ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("logind", "scope", "told"),
+    ("logind", "scope", "reported"),
     [
         (start.Logind(), False, False),
         (start.Logind(in_session=True), False, False),
@@ -484,10 +484,10 @@ def test_a_checkpoint_that_a_restart_does_not_use_is_named(run):
         (start.Logind(kills=True), False, False),
     ],
 )
-def test_settings_of_logind_that_kill_a_run(logind, scope, told):
+def test_settings_of_logind_that_kill_a_run(logind, scope, reported):
     before, notice = start.way(logind, "alice")
     assert bool(before) == scope
-    assert bool(notice) == told
+    assert bool(notice) == reported
     if notice:
         assert "loginctl enable-linger alice" in notice
 

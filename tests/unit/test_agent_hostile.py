@@ -106,10 +106,10 @@ KINDS = ["stop", "failed", "gone", "lost", "back", "ended", "stacks?", "stacks",
         max_size=6,
     )
 )
-def test_every_message_is_accepted(tmp_path_factory, said):
+def test_every_message_is_accepted(tmp_path_factory, message):
     inbox, _ = taken(
         NodePlan(plan_of(**GIVEN), tmp_path_factory.mktemp("run"), Path("plan")),
-        *({"node": "n1"} | fields | {"kind": kind} for kind, fields in said),
+        *({"node": "n1"} | fields | {"kind": kind} for kind, fields in message),
     )
     inbox.look(1e9)
     assert isinstance(inbox.lost_nodes(), list)
@@ -138,22 +138,22 @@ def test_stacks_are_cut(plan):
 
 
 def test_message_of_a_node_outside_the_run_is_ignored(plan):
-    inbox, said = taken(plan, {"kind": "stop", "node": "n9"}, {"kind": "lost", "node": ["n1"], "silent": 1e9})
-    assert (inbox.stop, inbox.lost_nodes(), said) == (None, [], [])
+    inbox, message = taken(plan, {"kind": "stop", "node": "n9"}, {"kind": "lost", "node": ["n1"], "silent": 1e9})
+    assert (inbox.stop, inbox.lost_nodes(), message) == (None, [], [])
 
 
 def test_flood_of_messages_does_not_fill_the_disk(plan):
-    _, said = taken(plan, *[{"kind": "ended", "node": "n1", "text": "x" * 5000}] * 5000)
-    assert len(said) == control.PEER_EVENTS
-    assert {len(fields["text"]) for _, fields in said} == {control.TEXT}
+    _, message = taken(plan, *[{"kind": "ended", "node": "n1", "text": "x" * 5000}] * 5000)
+    assert len(message) == control.PEER_EVENTS
+    assert {len(fields["text"]) for _, fields in message} == {control.TEXT}
 
 
 def test_a_failure_of_another_node_is_still_reported(plan):
-    inbox, said = taken(
+    inbox, message = taken(
         plan, {"kind": "failed", "node": "n1", "attempt": 1, "failed": 3, "text": "x", "signal": "SIGKILL"}
     )
     assert (inbox.failure["node"], inbox.failure["rank"], inbox.failure["signal"]) == ("n1", 3, "SIGKILL")
-    assert said == [("peer", {"node": "n1", "state": "failed", "text": "x"})]
+    assert message == [("peer", {"node": "n1", "state": "failed", "text": "x"})]
 
 
 # --- meetings ----------------------------------------------------------------------------------------------------

@@ -235,16 +235,16 @@ def test_an_address_that_floods_connections_does_not_stop_nodes_from_joining(run
     assert works(agents)
 
 
-def newcomer(address, said=False):
+def newcomer(address, printed=False):
     made = PendingConnection(object(), address, TOKEN)
-    if said:
+    if printed:
         made.host.take(Caller(TOKEN, "r", 1).first())
     return made
 
 
 def test_full_address_displaces_its_own_connections_the_silent_ones_first():
     pending = PendingConnections(2, choose=lambda among: among[0])
-    talking = [newcomer("10.0.0.1", said=True) for _ in range(SHARE + 1)]
+    talking = [newcomer("10.0.0.1", printed=True) for _ in range(SHARE + 1)]
     for one in [*talking, newcomer("10.0.0.2")]:
         assert pending.crowded(one.address) is None
         pending.add(one)
@@ -252,7 +252,7 @@ def test_full_address_displaces_its_own_connections_the_silent_ones_first():
     pending.add(silent)
     assert pending.crowded("10.0.0.1") is silent
     pending.remove(silent)
-    pending.add(newcomer("10.0.0.1", said=True))
+    pending.add(newcomer("10.0.0.1", printed=True))
     assert pending.crowded("10.0.0.1") is talking[0]
     assert pending.crowded("10.0.0.2") is pending.crowded("10.0.0.3") is None
 
@@ -541,7 +541,7 @@ def test_a_forged_message_reaches_no_node_and_disturbs_none(run):
         stream.send({"n": number, "m": {"kind": "_offer", "number": 1, "offer": {}}})
         assert agents.meet() == {0: {}, 2: {}}
     for rank in (0, 2):
-        assert {told["kind"] for told in agents.links[rank].take()} == {"after", "unknown"}
+        assert {reported["kind"] for reported in agents.links[rank].take()} == {"after", "unknown"}
 
 
 FRAMES = [

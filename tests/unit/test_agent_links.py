@@ -351,14 +351,14 @@ def test_the_same_rank_twice_is_named_on_both_sides(cluster):
     agents.start(1)
     agents.links["first"] = first
     second = agents.links.pop(1)
-    said = "two nodes have the same rank: 127.0.0.1 and 127.0.0.1 both claim to be rank 1 (n1)"
+    printed = "two nodes have the same rank: 127.0.0.1 and 127.0.0.1 both claim to be rank 1 (n1)"
     with pytest.raises(LinkError) as refused:
         second.meet({}, lambda _: {}, PATIENCE)
     second.close()
-    assert str(refused.value) == said
+    assert str(refused.value) == printed
     with pytest.raises(LinkError) as refused:
         hub.meet({}, lambda _: {}, PATIENCE)
-    assert str(refused.value) == said
+    assert str(refused.value) == printed
 
 
 def test_a_wrong_token_is_reported_on_both_sides_and_disturbs_no_other_node(cluster):

@@ -152,8 +152,8 @@ def test_stop_on_all_nodes_at_once(runs):
     runs.launch().wait_ready()
     stops = [subprocess.Popen(part.command("stop"), stdout=subprocess.PIPE) for part in runs.parts]
     for each in stops:
-        said = json.loads(each.communicate(timeout=60)[0])
-        assert (each.returncode, said["state"], said["left"]) == (0, "stopped", [])
+        message = json.loads(each.communicate(timeout=60)[0])
+        assert (each.returncode, message["state"], message["left"]) == (0, "stopped", [])
     runs.wait_end()
 
 
@@ -173,8 +173,8 @@ save(4, rank=rank, weights=rank == 0)
     runs.plan(SAVE + code, resume={"output": "out", "argv": []}, grace=0.1)
     for part in runs.parts:
         eventually(lambda part=part: any(event.get("line") == "ready" for event in part.events()))
-    said = runs.parts[2].do("stop", "--save")
-    assert (said["state"], said["saved"], said["step"]) == ("stopped", True, 4)
+    message = runs.parts[2].do("stop", "--save")
+    assert (message["state"], message["saved"], message["step"]) == ("stopped", True, 4)
     for part in runs.parts:
         end = part.wait_end()
         assert (end["state"], end["saved"], end["step"]) == ("stopped", True, 4)

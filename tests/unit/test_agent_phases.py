@@ -62,7 +62,7 @@ def test_the_step_in_a_line(text, step):
     assert step_of(text) == step
 
 
-def said(*texts):
+def message(*texts):
     """The phases after lines, ten seconds apart."""
     known = silence.Phases()
     for number, text in enumerate(texts):
@@ -71,7 +71,7 @@ def said(*texts):
 
 
 def test_nothing_is_known_at_first():
-    assert (said().current, said("hello").current, said().announces) == ("starting", "starting", False)
+    assert (message().current, message("hello").current, message().announces) == ("starting", "starting", False)
 
 
 def test_a_whole_run_of_llamafactory():
@@ -85,25 +85,27 @@ def test_a_whole_run_of_llamafactory():
 
 def test_reading_the_configuration_again_while_saving_is_not_loading():
     again = "loading configuration file m/config.json"
-    assert said("***** Running training *****", "Saving model checkpoint to x", again).current == "saving"
-    assert said("***** Running training *****", again).current == "training"
-    assert said("Training completed. Do not forget", again).current == "finishing"
+    assert message("***** Running training *****", "Saving model checkpoint to x", again).current == "saving"
+    assert message("***** Running training *****", again).current == "training"
+    assert message("Training completed. Do not forget", again).current == "finishing"
 
 
 def test_script_may_announce_any_phase_at_any_time():
-    assert said("clusterctl: phase training", "clusterctl: phase loading").current == "loading"
+    assert message("clusterctl: phase training", "clusterctl: phase loading").current == "loading"
 
 
 def test_step_ends_an_evaluation_after_a_delay():
     """The progress of step 10 is written before the evaluation starts, and read after it."""
     for late, phase in [(0.0, "evaluating"), (1.9, "evaluating"), (2.0, "training"), (900.0, "training")]:
-        known = said("***** Running training *****", "***** Running Evaluation *****")
+        known = message("***** Running training *****", "***** Running Evaluation *****")
         known.progress({"step": 10, "total": 100}, 10.0 + late)
         assert known.current == phase, late
 
 
 def test_the_end_of_an_evaluation():
-    known = said("***** Running training *****", "***** Running Evaluation *****", "{'eval_loss': '1.5', 'epoch': '1'}")
+    known = message(
+        "***** Running training *****", "***** Running Evaluation *****", "{'eval_loss': '1.5', 'epoch': '1'}"
+    )
     assert known.current == "training"
 
 
@@ -114,7 +116,7 @@ def test_step_starts_training_without_an_announcement():
 
 
 def test_the_last_step_finishes():
-    known = said("***** Running training *****")
+    known = message("***** Running training *****")
     known.progress({"step": 99, "total": 100}, 5.0)
     assert (known.current, known.finished) == ("training", False)
     known.progress({"step": 100, "total": 100}, 6.0)
@@ -128,20 +130,22 @@ def test_step_is_the_last_only_if_the_total_is_known():
 
 
 def test_the_evaluation_after_the_last_step_ends_in_finishing():
-    known = said("***** Running training *****", "Training completed. Do not forget", "***** Running Evaluation *****")
+    known = message(
+        "***** Running training *****", "Training completed. Do not forget", "***** Running Evaluation *****"
+    )
     assert known.current == "evaluating"
     known.line("***** eval metrics *****", 60.0)
     assert known.current == "finishing"
 
 
 def test_lines_that_announce_training():
-    assert said("***** Running training *****").announces
-    assert said("clusterctl: phase training").announces
-    assert not said("***** Running Evaluation *****").announces
+    assert message("***** Running training *****").announces
+    assert message("clusterctl: phase training").announces
+    assert not message("***** Running Evaluation *****").announces
 
 
 def test_a_second_training_is_not_finished():
-    known = said("***** Running training *****", "Training completed. Do not forget", "***** Running training *****")
+    known = message("***** Running training *****", "Training completed. Do not forget", "***** Running training *****")
     assert (known.current, known.finished) == ("training", False)
 
 

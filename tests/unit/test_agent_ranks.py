@@ -67,8 +67,8 @@ def test_each_rank_gets_its_numbers_and_its_logs(run):
         for local in range(2)
     }
     assert logs(run, "stderr") == {0: "to stderr 2\n", 1: "to stderr 3\n"}
-    said = {(event["rank"], event["line"]) for event in events if event["event"] == "log"}
-    assert {(2, "to stderr 2"), (3, "to stderr 3")} < said
+    message = {(event["rank"], event["line"]) for event in events if event["event"] == "log"}
+    assert {(2, "to stderr 2"), (3, "to stderr 3")} < message
     exit_, end = events[-2:]
     assert (exit_["rc"], exit_["signal"], end["state"]) == (0, None, "finished")
 
@@ -93,15 +93,15 @@ def test_finished_rank_does_not_stop_the_others(run):
     (run.folder / "go").touch()
     eventually(lambda: len(run.left()) == 1)
     assert run.state()["state"] == "running"
-    said = run.do("stop")
-    assert (said["left"], said["state"]) == ([], "stopped")
+    message = run.do("stop")
+    assert (message["left"], message["state"]) == ([], "stopped")
 
 
 def test_stop_ends_every_rank(run):
     run.start(RANK, **ranks(processes=3))
     wait(run, 3)
-    said = run.do("stop")
-    assert (said["left"], said["port_free"], said["state"]) == ([], True, "stopped")
+    message = run.do("stop")
+    assert (message["left"], message["port_free"], message["state"]) == ([], True, "stopped")
     assert run.left() == []
 
 
@@ -126,8 +126,8 @@ def test_a_stop_that_saves_asks_the_ranks(run):
     )
     run.start("import os\n" + code, **ranks(processes=1, resume={"output": "out", "argv": []}))
     wait(run, 1)
-    said = run.do("stop", "--save")
-    assert (said["saved"], said["step"], said["left"]) == (True, 7, [])
+    message = run.do("stop", "--save")
+    assert (message["saved"], message["step"], message["left"]) == (True, 7, [])
 
 
 def test_a_failed_attempt_is_repeated_with_new_logs(run):

@@ -69,9 +69,9 @@ def test_output_of_nvidia_smi(listen):
 
 
 def test_newest_line_is_used_and_an_old_one_expires(listen, tmp_path):
-    said = tmp_path / "said"
-    said.write_text("0, 1, 1, 1, 1, 1\n")
-    known = listen("/bin/sh", "-c", f"cat {said}; exec sleep 600")
+    message = tmp_path / "said"
+    message.write_text("0, 1, 1, 1, 1, 1\n")
+    known = listen("/bin/sh", "-c", f"cat {message}; exec sleep 600")
     eventually(lambda: known.look(5.0))
     assert known.look(35.0)[0]["use"] == 1
     assert known.look(35.1) is None

@@ -30,10 +30,10 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("said", SAID)
-def test_a_refusal_has_a_reason_and_a_hint(said):
-    reason, hint = explain_refusal(said, "bob")
-    assert SAID[said] in reason
+@pytest.mark.parametrize("printed", SAID)
+def test_a_refusal_has_a_reason_and_a_hint(printed):
+    reason, hint = explain_refusal(printed, "bob")
+    assert SAID[printed] in reason
     assert hint
     assert "secret" not in reason + hint
 
@@ -111,9 +111,9 @@ def test_a_wrong_password_is_written_once(answer):
 
 
 def test_a_password_in_sudo_s_words_is_not_shown():
-    said = ["sudo: pam: open sesame is odd\n", None]
+    printed = ["sudo: pam: open sesame is odd\n", None]
     with pytest.raises(RootRefused, match="pam: … is odd"):
-        Sudoer(WANTS, ["@prompt:"], said).talk(Sudo(Typing()))
+        Sudoer(WANTS, ["@prompt:"], printed).talk(Sudo(Typing()))
 
 
 @pytest.mark.parametrize("answers", [[[None]], [WANTS, [None]], [WANTS, ["@prompt:"], [None]]])

@@ -161,8 +161,8 @@ def test_a_job_can_be_watched_and_stopped():
     assert job.running
     job.stop()
     done = Job(["sh", "-c", "cat; exit 5"], stdin=Path("/etc/hostname"))
-    status, said = done.wait()
-    assert (status, said.out) == (5, Path("/etc/hostname").read_text())
+    status, message = done.wait()
+    assert (status, message.out) == (5, Path("/etc/hostname").read_text())
 
 
 def test_sides_take_turns_after_a_warm_up_and_the_median_counts():

@@ -50,9 +50,9 @@ def test_every_figure_is_explained_in_the_docs():
 
 
 def test_every_killed_process_kind_is_measured():
-    said = " ".join(WAYS)
+    message = " ".join(WAYS)
     for what in ("the command", "the guard", "the supervisor", "both", "torchrun", "a rank"):
-        assert f"kill -9 of {what}" in said
+        assert f"kill -9 of {what}" in message
     assert len(WAYS) == 10  # every way as often as every other one, of 100
 
 

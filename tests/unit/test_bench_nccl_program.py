@@ -50,7 +50,7 @@ def start(tmp_path):
 
     def start(do, ranks=(2, 3), timeout=30, **spec):
         work = {"do": {str(rank): what for rank, what in do.items()}}
-        told = {"ranks": ranks, "world": 4, "master": "10.0.0.1", "port": 29500, "env": {}, "timeout": timeout}
+        reported = {"ranks": ranks, "world": 4, "master": "10.0.0.1", "port": 29500, "env": {}, "timeout": timeout}
         process = subprocess.Popen(
             [sys.executable, "-I", folder],
             stdin=subprocess.PIPE,
@@ -58,7 +58,7 @@ def start(tmp_path):
             env={**os.environ, "CLUSTERCTL_RUN": "bench-1", "NCCL_SITE": "1", "SECRET": "x", "NCCL_OLD": "1"},
         )
         started.append(process)
-        process.stdin.write(json.dumps({**told, "work": work, **spec}).encode() + b"\n")
+        process.stdin.write(json.dumps({**reported, "work": work, **spec}).encode() + b"\n")
         process.stdin.flush()
         return process
 
@@ -74,8 +74,8 @@ def events(process):
     return [json.loads(line) for line in process.stdout]
 
 
-def of(kind, said):
-    return [event for event in said if event["event"] == kind]
+def of(kind, message):
+    return [event for event in message if event["event"] == kind]
 
 
 def wait_until_gone(pids, seconds=10):
@@ -87,12 +87,12 @@ def wait_until_gone(pids, seconds=10):
 
 def test_every_rank_gets_its_place_and_a_clean_environment(start):
     process = start({}, env={"A": "b", "NCCL_IB_DISABLE": "1"}, unset=["NCCL_OLD"])
-    said = events(process)
+    message = events(process)
     assert process.wait() == 0
-    assert said[-1] == {"event": "end", "ok": True}
-    by_rank = {event["rank"]: event for event in of("met", said)}
+    assert message[-1] == {"event": "end", "ok": True}
+    by_rank = {event["rank"]: event for event in of("met", message)}
     assert sorted(by_rank) == [2, 3]
-    assert [event["text"] for event in of("network", said)] == ["host:1:1 [0] NCCL INFO Using network Socket"] * 2
+    assert [event["text"] for event in of("network", message)] == ["host:1:1 [0] NCCL INFO Using network Socket"] * 2
     for local, rank in enumerate((2, 3)):
         env = by_rank[rank]["env"]
         wanted = {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}
@@ -107,13 +107,13 @@ def test_every_rank_gets_its_place_and_a_clean_environment(start):
 )
 def test_first_failure_stops_all_ranks(start, do, why):
     process = start({2: "wait", 3: do})
-    said = events(process)
+    message = events(process)
     assert process.wait() == 1
-    (failed,) = of("failed", said)
+    (failed,) = of("failed", message)
     assert (failed["rank"], failed["why"]) == (3, why)
     assert failed["log"][-1] == "rank 3 log"
-    assert said[-1] == {"event": "end", "ok": False}
-    wait_until_gone([event["pid"] for event in of("met", said)])
+    assert message[-1] == {"event": "end", "ok": False}
+    wait_until_gone([event["pid"] for event in of("met", message)])
 
 
 def first_ranks(process, count):
@@ -141,9 +141,9 @@ def test_ranks_do_not_outlive_a_killed_launcher(start):
 
 def test_silent_rank_fails_after_the_timeout(start):
     process = start({2: "wait"}, timeout=-29)
-    said = events(process)
-    assert [event["rank"] for event in of("failed", said)] == [2]
-    assert "no output" in of("failed", said)[0]["why"]
+    message = events(process)
+    assert [event["rank"] for event in of("failed", message)] == [2]
+    assert "no output" in of("failed", message)[0]["why"]
 
 
 def test_program_reports_a_missing_torch(start, tmp_path):

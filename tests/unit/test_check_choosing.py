@@ -138,5 +138,5 @@ def test_only_checks_that_an_inventory_names_are_imported(tmp_path):
         "print(*sorted(name for name in sys.modules if name.startswith('provision.checks.')"
         " and '.kit' not in name))"
     )
-    said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert said.stdout.split() == ["provision.checks.clock_skew"]
+    message = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert message.stdout.split() == ["provision.checks.clock_skew"]

@@ -47,8 +47,8 @@ def test_a_fault_is_named_on_its_node_and_on_no_other(recording):
     findings = list(judged(recording.check, recording.plan, recording.answers))
     assert sorted(each.node for each in findings) == sorted(recording.answers)
     bad = {each.node: each for each in findings if each.verdict not in GOOD}
-    said = {name: (each.verdict, each.observed) for name, each in bad.items()}
-    assert {name: each.verdict for name, each in bad.items()} == recording.finds, f"{recording.name}: {said}"
+    message = {name: (each.verdict, each.observed) for name, each in bad.items()}
+    assert {name: each.verdict for name, each in bad.items()} == recording.finds, f"{recording.name}: {message}"
     for each in bad.values():
         assert each.check == recording.check
         assert each.observed
@@ -56,8 +56,8 @@ def test_a_fault_is_named_on_its_node_and_on_no_other(recording):
         assert each.why
         if each.verdict in {"FAIL", "WARN"}:
             assert each.fix, f"{recording.name}: no advice"
-    told = " ".join(f"{each.observed} {each.expected} {each.fix}" for each in bad.values())
-    assert [word for word in recording.says if str(word) not in told] == [], told
+    reported = " ".join(f"{each.observed} {each.expected} {each.fix}" for each in bad.values())
+    assert [word for word in recording.says if str(word) not in reported] == [], reported
 
 
 @pytest.mark.parametrize("check", checks.ids())

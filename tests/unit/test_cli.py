@@ -41,7 +41,7 @@ def env(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "printed"),
     [
         (["pack-env", f"./{LONG}"], f"cannot read .*{LONG}: file name too long"),
         (["pack-env", LONG], "there is no conda environment named"),
@@ -58,15 +58,15 @@ def env(tmp_path):
     ],
     ids=lambda value: " ".join(value).replace(LONG, "LONG") if isinstance(value, list) else "",
 )
-def test_a_path_that_cannot_be_used_is_named(run, env, monkeypatch, argv, said):
+def test_a_path_that_cannot_be_used_is_named(run, env, monkeypatch, argv, printed):
     monkeypatch.setattr(tool_pack, "contents", lambda _python: Contents({}, (2, 17)))
     code, out, err = run(*argv)
     assert (code, out) == (2, "")
-    assert re.search(rf"^error: .*{said}", err, re.MULTILINE), err
+    assert re.search(rf"^error: .*{printed}", err, re.MULTILINE), err
 
 
 @pytest.mark.parametrize(
-    ("argv", "said"),
+    ("argv", "printed"),
     [
         (["deploy", "missing.ccb"], "missing.ccb"),
         (["deploy"], "no bundle"),
@@ -83,10 +83,10 @@ def test_a_path_that_cannot_be_used_is_named(run, env, monkeypatch, argv, said):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_usage_is_named(run, argv, said):
+def test_wrong_usage_is_named(run, argv, printed):
     code, _, err = run(*argv)
     assert code in ({2, 3} if "missing.ccb" in argv else {2}), err
-    assert said in " ".join(err.split())
+    assert printed in " ".join(err.split())
 
 
 @pytest.mark.root
@@ -109,21 +109,21 @@ def test_an_unreadable_archive_is_named(run, monkeypatch, where):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "printed"),
     [
         (PermissionError(13, "Permission denied", "/x/y"), "cannot use /x/y: Permission denied"),
         (OSError(5, "Input/output error"), "Input/output error"),
         (OSError("a word of its own"), "a word of its own"),
     ],
 )
-def test_unexpected_system_error_is_shown_without_a_traceback(run, monkeypatch, error, said):
+def test_unexpected_system_error_is_shown_without_a_traceback(run, monkeypatch, error, printed):
     def refuse(*_args, **_options):
         raise error
 
     monkeypatch.setattr("provision.tasks.bundles.inspect", refuse)
-    assert run("inspect", "x") == (2, "", f"error: {said}\n")
+    assert run("inspect", "x") == (2, "", f"error: {printed}\n")
     code, out, _ = run("inspect", "x", "--json")
-    assert (code, json.loads(out)["error"]["message"]) == (2, said)
+    assert (code, json.loads(out)["error"]["message"]) == (2, printed)
 
 
 def test_scripts_that_cannot_be_written_are_named(tmp_path):
@@ -142,8 +142,8 @@ def test_an_environment_is_packed_with_the_tool_that_deploys_it_beside_it(run, e
     (tmp_path / "stick").mkdir()
     code, out, err = run("pack-env", "envs/least", "-o", "stick/least.ccb", "--with-tool", "--json")
     assert code == 0, err
-    said = json.loads(out)
-    assert (said["bundle"], said["tool"]["file"]) == ("stick/least.ccb", "stick/clusterctl.run")
+    printed = json.loads(out)
+    assert (printed["bundle"], printed["tool"]["file"]) == ("stick/least.ccb", "stick/clusterctl.run")
     open_bundle(tmp_path / "stick" / "least.ccb")
     assert sorted(path.name for path in (tmp_path / "stick").iterdir()) == ["clusterctl.run", "least.ccb"]
     environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}

@@ -58,8 +58,8 @@ def test_missing_output_is_reported_only_if_all_succeeded():
 
 def test_json_holds_every_node_and_the_error_names_the_failed():
     result = Commanded("x", {"a": Result(0, "1"), "b": Result(7, "", "e", 0.5)}, {"b": "exit status 7", "c": "down"})
-    data, said = command_output(result)
-    assert said == ""
+    data, message = command_output(result)
+    assert message == ""
     assert data["nodes"] == {
         "a": {"rc": 0, "out": "1", "err": "", "seconds": 0.0},
         "b": {"rc": 7, "out": "", "err": "e", "seconds": 0.5},

@@ -23,7 +23,7 @@ from provision.summaries.diagnosis import WIDTH, diagnosis_output
 CASES = cases()
 
 
-def said(result) -> str:
+def message(result) -> str:
     return diagnosis_output(result)[1]
 
 
@@ -31,18 +31,18 @@ def said(result) -> str:
 def test_a_recorded_run_yields_its_cause(case):
     result = diagnose(case.evidence)
     first = result.verdict.first if result.verdict else None
-    assert (first.cause.id if first else None) == case.finds, said(result)
+    assert (first.cause.id if first else None) == case.finds, message(result)
     if case.node:
         assert result.verdict
-        assert (result.verdict.node, result.verdict.rank) == (case.node, case.rank), said(result)
+        assert (result.verdict.node, result.verdict.rank) == (case.node, case.rank), message(result)
     else:
-        assert result.verdict is None, said(result)
+        assert result.verdict is None, message(result)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_recorded_run_yields_its_conditions_and_no_others(case):
     result = diagnose(case.evidence)
-    assert tuple(each.id for each in result.conditions) == case.conditions, said(result)
+    assert tuple(each.id for each in result.conditions) == case.conditions, message(result)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -61,7 +61,7 @@ def test_a_healthy_run_yields_nothing(name):
     case = next(each for each in CASES if each.name == name)
     result = diagnose(case.evidence)
     assert (result.verdict, result.conditions) == (None, ())
-    assert "no problem" in said(result) or "nothing failed" in said(result)
+    assert "no problem" in message(result) or "nothing failed" in message(result)
 
 
 def test_there_are_healthy_runs():
@@ -86,11 +86,11 @@ def test_every_cause_is_complete(cause):
     assert cause.source.startswith(("https://", "recorded (", "trainer/agent/"))
     names = set(re.findall(r"\{(\w+)\}", cause.says + "".join(cause.fix)))
     patterns = "".join(cause.lines) + "".join(pattern for event in cause.events for pattern in event.values())
-    told = set(re.findall(r"\?P<(\w+)>", patterns)) | ({"what", "values"} if cause.differs else set())
-    told |= {"host"}  # the node's name, of a run
+    reported = set(re.findall(r"\?P<(\w+)>", patterns)) | ({"what", "values"} if cause.differs else set())
+    reported |= {"host"}  # the node's name, of a run
     if cause.id.startswith("nccl.timeout"):
-        told |= {"missing", "late"}  # from all ranks' sequence numbers (arrivals.py)
-    assert names <= told, f"{cause.id} says {names - told}, which no pattern captures"
+        reported |= {"missing", "late"}  # from all ranks' sequence numbers (arrivals.py)
+    assert names <= reported, f"{cause.id} says {names - reported}, which no pattern captures"
 
 
 @pytest.mark.parametrize("cause", [cause for cause in TABLE if cause.grade != "echo"], ids=lambda cause: cause.id)

@@ -190,6 +190,6 @@ def test_run_without_faults_is_reported_as_such(state, words):
 
 
 def test_run_without_answers_is_not_reported_as_healthy():
-    said = diagnosis_output(Diagnosis("r", "running", None, missing=(("node01", "no route"),)))[1]
-    assert "unknown" in said
-    assert "no problem was found" not in said
+    message = diagnosis_output(Diagnosis("r", "running", None, missing=(("node01", "no route"),)))[1]
+    assert "unknown" in message
+    assert "no problem was found" not in message

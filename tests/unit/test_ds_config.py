@@ -161,7 +161,7 @@ def test_cards_have_the_memory_that_nvidia_smi_shows():
 
 
 @pytest.mark.parametrize(
-    ("request_", "said", "way_out"),
+    ("request_", "message", "way_out"),
     [
         (Request(stage=2, offload_param="cpu"), "only stage 3 shards parameters", "--stage 3"),
         (Request(stage=0, offload_optimizer="cpu"), "keeps everything on every GPU", "--stage 2"),
@@ -184,10 +184,10 @@ def test_cards_have_the_memory_that_nvidia_smi_shows():
         (Request(link=float("nan")), "--link must be more than 0 and at most 100000, not nan", ""),
     ],
 )
-def test_conflicting_options_are_refused(request_, said, way_out):
+def test_conflicting_options_are_refused(request_, message, way_out):
     with pytest.raises(ConfigError) as refused:
         make(request_)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert way_out in refused.value.hint
 
 
@@ -274,5 +274,5 @@ def test_the_module_is_a_program(tmp_path, capsys):
 
 def test_the_module_needs_nothing_but_python():
     argv = [sys.executable, "-S", "-m", "trainer.ds_config", "--stage", "3", "--no-overlap"]
-    said = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
-    assert json.loads(said)["zero_optimization"]["overlap_comm"] is False
+    message = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert json.loads(message)["zero_optimization"]["overlap_comm"] is False

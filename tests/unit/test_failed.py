@@ -113,8 +113,8 @@ def test_command_reports_that_there_is_nothing_to_retry(command, tmp_path, capsy
     finally:
         signal.signal(signal.SIGTERM, before)
     assert end.value.code == 0
-    said = capsys.readouterr().out
-    assert said == f"nothing to retry: the last {command} failed on none of the selected nodes\n"
+    message = capsys.readouterr().out
+    assert message == f"nothing to retry: the last {command} failed on none of the selected nodes\n"
 
 
 def test_a_folder_that_cannot_be_written_to_keeps_nothing(inventory, tmp_path):

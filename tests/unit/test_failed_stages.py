@@ -57,18 +57,18 @@ def dead(count, port=None):
 
 
 @pytest.mark.parametrize(
-    ("port", "said"),
+    ("port", "message"),
     [(None, "its address port 22 refuses connections"), (2200, "its address with its port refuses connections")],
 )
-def test_reasons_that_differ_in_the_nodes_own_address_are_one_line(port, said):
+def test_reasons_that_differ_in_the_nodes_own_address_are_one_line(port, message):
     reasons = dead(64, port)
     shown = [line.text for line in error_lines(NodesFailedError("no answer from 64 of 64 nodes", reasons=reasons))]
-    assert shown == ["error: no answer from 64 of 64 nodes", f"  gpu[01-64]: {said}"]
-    assert status_output(Status({}, reasons))[1] == f"gpu[01-64]: no answer: {said}"
+    assert shown == ["error: no answer from 64 of 64 nodes", f"  gpu[01-64]: {message}"]
+    assert status_output(Status({}, reasons))[1] == f"gpu[01-64]: no answer: {message}"
     states = {name: within("unreachable: {}", why) for name, why in reasons.items()}
     assert [line.text for line in finished_lines("Look", StageFinished("s", 1.0, states), None)] == [
         "Look: failed after 1.0 s",
-        f"  gpu[01-64]: unreachable: {said}",
+        f"  gpu[01-64]: unreachable: {message}",
     ]
 
 

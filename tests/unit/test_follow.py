@@ -89,15 +89,15 @@ def test_an_unexplained_failure_reports_the_commands_exit_status(follower):
 
 
 @pytest.mark.parametrize(
-    ("event", "said"),
+    ("event", "message"),
     [
         ({"rc": 3}, "ended with exit code 3"),
         ({"rc": None, "signal": "SIGKILL"}, "ended by SIGKILL"),
         ({"rc": None, "error": "cannot start"}, "cannot start"),
     ],
 )
-def test_how_an_attempt_ended(event, said):
-    assert how(event) == said
+def test_how_an_attempt_ended(event, message):
+    assert how(event) == message
 
 
 def test_an_agent_that_died_fails_the_run(follower):

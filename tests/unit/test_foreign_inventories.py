@@ -213,8 +213,8 @@ def test_unknown_syntax_is_named_with_its_line(text, problems):
     with pytest.raises(InventoryError) as caught:
         read(text, "file")
     assert len(caught.value.problems) == len(problems), caught.value.problems
-    for said, wanted in zip(caught.value.problems, problems, strict=True):
-        assert said.startswith(wanted)
+    for message, wanted in zip(caught.value.problems, problems, strict=True):
+        assert message.startswith(wanted)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "all:\n  vars: {a: b}\n", "[gpus]\n"])

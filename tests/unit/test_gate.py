@@ -53,11 +53,11 @@ class Cluster:
         return Outcome(session, {name: one for name, one in ok.items() if name not in failed}, failed)
 
     def answer(self, node, rank, nodes):
-        said = Facts(
+        message = Facts(
             rank=rank, master_ip=nodes[0].address, ip=node.address, interface="eth0", port=20000 if rank == 0 else None,
             disk_free=1 << 40, boot_id=node.name,
         )  # fmt: skip
-        return Answer("abc", replace(said, **self.facts.get(node.name, {})), created=not self.shared or rank == 0)
+        return Answer("abc", replace(message, **self.facts.get(node.name, {})), created=not self.shared or rank == 0)
 
     def ask(self, question, _session):
         self.questions.append(question)

@@ -116,8 +116,8 @@ def test_a_full_disk_and_a_small_one():
 
 def test_more_processes_than_gpus_fail_on_nodes_with_gpus():
     nodes = (node(1, gpus=4), node(2, gpus=2))
-    told = {"node01": facts(0, gpus=2), "node02": facts(1)}
-    assert seen(readiness.room(nodes, told)) == {"node01": "has 2 GPUs, but the inventory says gpus: 4"}
+    reported = {"node01": facts(0, gpus=2), "node02": facts(1)}
+    assert seen(readiness.room(nodes, reported)) == {"node01": "has 2 GPUs, but the inventory says gpus: 4"}
 
 
 def run(agent=True, visible=None, pids=(11, 12)):
@@ -143,8 +143,8 @@ def run(agent=True, visible=None, pids=(11, 12)):
     ],
 )
 def test_another_run(gpus, other, mine, verdict, words):
-    told = with_facts("node02", gpus=gpus, runs=(other,))
-    (finding,) = readiness.runs(NODES, told, {"node02": mine} if mine else {})
+    reported = with_facts("node02", gpus=gpus, runs=(other,))
+    (finding,) = readiness.runs(NODES, reported, {"node02": mine} if mine else {})
     assert (finding.node, finding.verdict) == ("node02", verdict)
     assert words in finding.observed
     assert "clusterctl stop 20261122-sft-1234" in finding.fix
@@ -167,7 +167,7 @@ process root, 431, 1542, GPU-7afe5c92-d457-6af2-6184-ca769545c675, python3
 
 
 @pytest.mark.parametrize(
-    ("text", "told", "visible", "words"),
+    ("text", "reported", "visible", "words"),
     [
         (REAL, {}, {}, "process 431 (python3) of root holds 1542 MiB of GPU 0"),
         (APPS, {}, {}, "process 4242 (python3) of alice holds 40423 MiB of GPU 0, 1"),
@@ -179,9 +179,9 @@ process root, 431, 1542, GPU-7afe5c92-d457-6af2-6184-ca769545c675, python3
         ("gpu 0, GPU-aaaa\n", {}, {}, ""),
     ],
 )
-def test_programs_on_the_gpus(text, told, visible, words):
+def test_programs_on_the_gpus(text, reported, visible, words):
     answers = {"node02": Answer(text), "node03": Answer(state="absent")}
-    found = seen(readiness.busy(NODES, answers, with_facts("node02", gpus=2, **told), visible))
+    found = seen(readiness.busy(NODES, answers, with_facts("node02", gpus=2, **reported), visible))
     assert list(found) == (["node02"] if words else [])
     assert words in found.get("node02", "")
 

@@ -66,14 +66,14 @@ def test_all_reach_all(here, script):
     ports = free_ports(2)
     talked = talk(session(here), NODES, script("/nowhere"), patience=1, ports=ports)
     for node in NODES:
-        said = heard(talked.ports[node.name])
-        assert said.own == node.data_address
-        assert {one.state for one in said.tried} == {"open"}
-        assert len([one for one in said.tried if one.kind == "random"]) == 4  # two ports of each of two others
+        message = heard(talked.ports[node.name])
+        assert message.own == node.data_address
+        assert {one.state for one in message.tried} == {"open"}
+        assert len([one for one in message.tried if one.kind == "random"]) == 4  # two ports of each of two others
         if node is NODES[0]:
-            assert said.master == "open"
+            assert message.master == "open"
         else:
-            assert [said.to("node01", kind).port for kind in ("master", "link")] == ports
+            assert [message.to("node01", kind).port for kind in ("master", "link")] == ports
         assert abs(offset(talked.clock[node.name]).seconds) < 1
         assert parse(talked.content[node.name])["/nowhere"].state == "missing"
     for port in ports:  # the run starts a moment later
@@ -135,13 +135,13 @@ def test_states_of_connections():
     (closed,) = free_ports(1)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         silent = mute.getsockname()[1]
-        said = ask(
+        message = ask(
             "listen 0123 it 127.0.0.1 0",
             f"connect 0.5 a master 127.0.0.1 {closed} b link 127.0.0.1 {silent} c random nowhere.invalid 1",
         )
-    assert said[0] == "self 127.0.0.1"
-    assert said[2] == "ready"
-    assert said[3:] == [
+    assert message[0] == "self 127.0.0.1"
+    assert message[2] == "ready"
+    assert message[3:] == [
         f"tried a master {closed} refused",
         f"tried b link {silent} foreign",
         "tried c random 1 unreachable nowhere.invalid has no address here",

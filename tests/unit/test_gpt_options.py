@@ -126,10 +126,12 @@ def test_a_file_of_something_else_is_refused(tmp_path, text):
 
 
 def test_an_accumulation_that_contradicts_the_global_batch_is_refused():
-    told = config.from_arguments(["--data", "x", "--batch-size", "4", "--accumulation", "4", "--global-batch", "64"])
-    assert config.accumulation(told, 4) == 4
+    reported = config.from_arguments(
+        ["--data", "x", "--batch-size", "4", "--accumulation", "4", "--global-batch", "64"]
+    )
+    assert config.accumulation(reported, 4) == 4
     with pytest.raises(RefusedError, match=r"--accumulation 4: --global-batch 64 is --batch-size 4 x 2 ranks x 8"):
-        config.accumulation(told, 2)
+        config.accumulation(reported, 2)
 
 
 def parsers(program):

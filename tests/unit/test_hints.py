@@ -72,14 +72,14 @@ def test_fixes_and_hints_of_json_are_completed_and_node_output_is_not():
 
 
 def test_the_advice_of_a_diagnosis_names_the_run_the_rank_and_the_node():
-    said = "clusterctl resume RUN --exclude NODE; its log: clusterctl logs RUN --rank N, or clusterctl check"
+    message = "clusterctl resume RUN --exclude NODE; its log: clusterctl logs RUN --rank N, or clusterctl check"
     verdict = SimpleNamespace(rank=3, node="gpu02")
-    shown = fill_commands(said, Diagnosis("r1", "failed", verdict))
+    shown = fill_commands(message, Diagnosis("r1", "failed", verdict))
     assert shown == "clusterctl resume r1 --exclude gpu02; its log: clusterctl logs r1 --rank 3, or clusterctl check"
     assert [each.info_name for each in paste(shown)] == ["resume", "logs", "check"]
     nobody = fill_commands("clusterctl logs RUN --rank N", Diagnosis("r1", "failed", None))
     assert nobody == "clusterctl logs r1"
-    assert fill_commands(said, Diagnosis("", "failed", verdict)) == said  # log files of any launcher
+    assert fill_commands(message, Diagnosis("", "failed", verdict)) == message  # log files of any launcher
 
 
 def test_a_row_is_never_broken_between_the_program_and_its_command():
@@ -259,7 +259,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def told(argv, capsys):
+def reported(argv, capsys):
     before = signal.getsignal(signal.SIGTERM)
     try:
         with pytest.raises(SystemExit) as end:
@@ -304,16 +304,16 @@ def test_every_hint_of_a_command_that_fails_can_be_pasted(argv, folder, capsys):
     """Nothing listens on the nodes' port. Every command reports it, and suggests commands for this inventory."""
     words = argv[:2] if argv[0] in {"services", "bench"} else argv[:1]
     given = ["-i", "my prod.yaml"]
-    code, said = told([*words, *given, *argv[len(words) :]], capsys)
-    assert code in CODES.get(argv[0], {5}), said
-    contexts = paste(said, folder)
+    code, message = reported([*words, *given, *argv[len(words) :]], capsys)
+    assert code in CODES.get(argv[0], {5}), message
+    contexts = paste(message, folder)
     with_inventory = [
         each for each in contexts if each.params.get("inventory_path") or (each.info_name == "init" and each.params)
     ]
     for each in with_inventory:
         path = each.params.get("inventory_path") or each.params.get("path")
-        assert str(path) == "my prod.yaml", said
-    assert with_inventory or "try:" not in said or "clusterctl" not in said, said
+        assert str(path) == "my prod.yaml", message
+    assert with_inventory or "try:" not in message or "clusterctl" not in message, message
 
 
 def test_the_hint_excludes_one_silent_node_from_the_typed_command(folder, capsys, monkeypatch):
@@ -338,12 +338,12 @@ def test_the_hint_excludes_one_silent_node_from_the_typed_command(folder, capsys
     monkeypatch.setattr(remote.Connections, "__getitem__", lambda _self, node: Node(node))
     for argv in (["prune"], ["rollback"], ["services", "verify"], ["services", "apply"]):
         words = argv[:2] if argv[0] == "services" else argv[:1]
-        _, said = told([*words, "-i", "my prod.yaml", *argv[len(words) :]], capsys)
-        hint = next(line for line in said.splitlines() if line.startswith("try: "))
+        _, message = reported([*words, "-i", "my prod.yaml", *argv[len(words) :]], capsys)
+        hint = next(line for line in message.splitlines() if line.startswith("try: "))
         wanted = f"to continue without: clusterctl {' '.join(words)} -i 'my prod.yaml' --exclude gpu02"
         if words[1:] == ["apply"]:
             wanted = "clusterctl services apply -i 'my prod.yaml' --retry-failed"
-        assert wanted in hint, (argv, said)
+        assert wanted in hint, (argv, message)
 
 
 def test_the_hint_to_repeat_a_command_is_that_command():

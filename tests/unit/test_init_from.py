@@ -133,7 +133,7 @@ def test_files_beside_it_that_are_not_used_are_named(files):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ("ansible_port: 0\n", "host_vars/gpu1.yml line 1: gpu1: 0 is not a port (1-65535)"),
         ("\nansible_user: -oX\n", "host_vars/gpu1.yml line 2: gpu1: -oX is not a login name"),
@@ -143,10 +143,10 @@ def test_files_beside_it_that_are_not_used_are_named(files):
         ("a: 1\na: 2\n", "host_vars/gpu1.yml: a (line 2): is listed twice, first in line 1"),
     ],
 )  # fmt: skip
-def test_error_in_a_variables_file_names_the_file_and_the_line(files, text, said):
+def test_error_in_a_variables_file_names_the_file_and_the_line(files, text, printed):
     with pytest.raises(InventoryError) as caught:
         read_file(files({"hosts": "gpu1\n", "host_vars/gpu1.yml": text}))
-    assert caught.value.problems == (said,)
+    assert caught.value.problems == (printed,)
 
 
 def test_many_variables_of_playbooks_share_one_sentence(files):
@@ -160,7 +160,7 @@ LIST = "ansible-inventory -i {0} --list > hosts.json; clusterctl init --from hos
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said", "hint"),
+    ("name", "text", "printed", "hint"),
     [
         (
             "aws_ec2.yaml",
@@ -180,11 +180,11 @@ LIST = "ansible-inventory -i {0} --list > hosts.json; clusterctl init --from hos
         ),
     ],
 )  # fmt: skip
-def test_files_without_hosts_are_named_with_the_next_command(files, name, text, said, hint):
+def test_files_without_hosts_are_named_with_the_next_command(files, name, text, printed, hint):
     path = files({name: text})
     with pytest.raises(UsageError) as caught:
         read_file(path)
-    assert str(caught.value) == f"{path} {said}"
+    assert str(caught.value) == f"{path} {printed}"
     assert caught.value.hint == hint.format(path)
 
 
@@ -226,7 +226,7 @@ def test_output_of_ansible_inventory(files):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ('{"gpus": ["gpu[1-2]"]}', "gpu[1-2] is not a host"),
         ('{"gpus": ["-oX"]}', "-oX is neither a host name nor an IP address"),
@@ -234,10 +234,10 @@ def test_output_of_ansible_inventory(files):
         ('{"_meta": {}, "gpus": 3}', "the group gpus is neither a list nor an object"),
     ],
 )
-def test_invalid_listings(text, said):
+def test_invalid_listings(text, printed):
     with pytest.raises(InventoryError) as caught:
         read(text, "hosts.json")
-    assert caught.value.problems == (said,)
+    assert caught.value.problems == (printed,)
 
 
 # --- hostfiles ------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ def test_sources_of_groups():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ("a: b\nc: @d\n", "line 2: c: there is no group @d"),
         ("a: @b\nb: @a\nc: d\n", "line 1: a: contains itself: @a -> @b -> @a"),
@@ -321,10 +321,10 @@ def test_sources_of_groups():
         ("a: n[1-999999999]\n", "line 1: a: [1-999999999] has more than 4096 numbers"),
     ],
 )
-def test_invalid_group_files(text, said):
+def test_invalid_group_files(text, printed):
     with pytest.raises(InventoryError) as caught:
         read(text, "local.cfg")
-    assert caught.value.problems[0] == said
+    assert caught.value.problems[0] == printed
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ def test_groups_that_cannot_be_kept_are_named(files, create):
 
 
 @pytest.mark.parametrize(
-    ("source", "options", "said"),
+    ("source", "options", "printed"),
     [
         ({"hosts.ini": "[a]\nx ansible_host=h\ny ansible_host=h\n"}, {}, "{file} line 3: y has the address of x: h port 22"),
         ({"hosts.ini": "[a]\nx ansible_ssh_private_key_file=~nobody-here/k\n"}, {}, "{file} key: ~nobody-here/k: this machine has no such user"),
@@ -396,11 +396,11 @@ def test_groups_that_cannot_be_kept_are_named(files, create):
         (None, {"hosts": ["a[1-2]=10.0.0.[255-256]"]}, "a[1-2]=10.0.0.[255-256]: 10.0.0.256 is not an IPv4 address (four numbers from 0 to 255)"),
     ],
 )  # fmt: skip
-def test_error_names_the_users_text_and_no_line_of_a_generated_file(files, create, tmp_path, source, options, said):  # fmt: skip
+def test_error_names_the_users_text_and_no_line_of_a_generated_file(files, create, tmp_path, source, options, printed):  # fmt: skip
     path = files(source) if source else None
     with pytest.raises(InventoryError) as caught:
         create(path, **options)
-    assert caught.value.problems == (said.format(file=path),)
+    assert caught.value.problems == (printed.format(file=path),)
     assert str(caught.value) == f"no inventory was written: {tmp_path}/new/inventory.yaml would have a mistake"
     assert caught.value.hint
     assert not list((tmp_path / "new").iterdir())

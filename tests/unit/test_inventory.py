@@ -137,8 +137,8 @@ def test_a_service_has_the_options_of_its_own_file(write):
 
 
 def test_recursive_alias_is_named(problems):
-    said = problems(HEAD + NODES + "train: {config: &a [*a]}")
-    assert said[0] == "train.config.0 (line 3): an alias that contains itself"
+    printed = problems(HEAD + NODES + "train: {config: &a [*a]}")
+    assert printed[0] == "train.config.0 (line 3): an alias that contains itself"
 
 
 def test_anchors_and_merge_keys(write):
@@ -212,7 +212,7 @@ def test_all_errors_are_reported_in_the_order_of_the_file(write):
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "printed"),
     [
         ("/", "/ is the whole system: choose a separate folder, such as /opt/llm/current"),
         ("/./", "/ is the whole system: choose a separate folder, such as /opt/llm/current"),
@@ -227,12 +227,12 @@ def test_all_errors_are_reported_in_the_order_of_the_file(write):
         ("yes", "YAML reads this word as a truth value (true, yes, on, false, no, off): put it in quotes"),
     ],
 )
-def test_invalid_prefixes(problems, value, said):
-    assert problems(f"prefix: {value}\n{NODES}") == (f"prefix (line 1): {said}",)
+def test_invalid_prefixes(problems, value, printed):
+    assert problems(f"prefix: {value}\n{NODES}") == (f"prefix (line 1): {printed}",)
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "printed"),
     [
         ("a: 10.0.1", "nodes.a (line 3): 10.0.1 is not an IPv4 address (four numbers from 0 to 255)"),
         ("a: 10.0.0.1O", "nodes.a (line 3): 10.0.0.1O is not an IPv4 address (four numbers from 0 to 255)"),
@@ -278,12 +278,12 @@ def test_invalid_prefixes(problems, value, said):
         ("a[1-99][1-99]: h", "nodes.a[1-99][1-99] (line 3): a[1-99][1-99] has more than 4096 names"),
     ],
 )  # fmt: skip
-def test_invalid_nodes(problems, entry, said):
-    assert problems(f"{HEAD}nodes:\n  {entry}\n") == (said,)
+def test_invalid_nodes(problems, entry, printed):
+    assert problems(f"{HEAD}nodes:\n  {entry}\n") == (printed,)
 
 
 @pytest.mark.parametrize(
-    ("nodes", "said"),
+    ("nodes", "printed"),
     [
         ("a: h\n  b: H", "nodes.b (line 4): b has the address of a: H port 22"),
         ("a: '::1'\n  b: '0::1'", "nodes.b (line 4): b has the address of a: 0::1 port 22"),
@@ -297,8 +297,8 @@ def test_invalid_nodes(problems, entry, said):
         ("a[1-3]: h[1-3]\n  a[3-4]: h[4-5]", "nodes.a[3-4] (line 4): a3 is listed twice, first in line 3 (a[1-3])"),
     ],
 )
-def test_duplicate_nodes_and_addresses_are_refused(problems, nodes, said):
-    assert problems(f"{HEAD}nodes:\n  {nodes}\n") == (said,)
+def test_duplicate_nodes_and_addresses_are_refused(problems, nodes, printed):
+    assert problems(f"{HEAD}nodes:\n  {nodes}\n") == (printed,)
 
 
 def test_one_address_with_two_ports_is_two_nodes(write):
@@ -306,7 +306,7 @@ def test_one_address_with_two_ports_is_two_nodes(write):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ("ssh: {timeout: 0}", "ssh.timeout (line 3): 0 is not a number of seconds (0.1 to 3600)"),
         ("ssh: {timeout: .nan}", "ssh.timeout (line 3): .nan is not a number of seconds (0.1 to 3600)"),
@@ -342,25 +342,27 @@ def test_one_address_with_two_ports_is_two_nodes(write):
         (r'ssh: {user: "\ud800"}', "ssh.user (line 3): half of a surrogate pair is not a character"),
     ],
 )  # fmt: skip
-def test_invalid_sections(problems, text, said):
-    assert problems(HEAD + NODES + text) == (said,)
+def test_invalid_sections(problems, text, printed):
+    assert problems(HEAD + NODES + text) == (printed,)
 
 
 def test_missing_keys(problems):
     assert problems("ssh: {}") == ("prefix: is missing", "nodes: is missing")
-    said = "nodes (line 2): names no node: write at least one line such as `gpu01: 192.168.20.14`"
-    assert problems(HEAD + "nodes: {}") == (said,)
-    assert problems(HEAD + "nodes: [a]") == (said,)
-    assert said in problems(HEAD + "nodes:")
+    printed = "nodes (line 2): names no node: write at least one line such as `gpu01: 192.168.20.14`"
+    assert problems(HEAD + "nodes: {}") == (printed,)
+    assert problems(HEAD + "nodes: [a]") == (printed,)
+    assert printed in problems(HEAD + "nodes:")
 
 
 def test_aliases_of_aliases_end(problems):
     layers = "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12))
-    assert any("more than 50,000 values: aliases of aliases?" in said for said in problems(f"a0: &a0 [x]\n{layers}"))
+    assert any(
+        "more than 50,000 values: aliases of aliases?" in printed for printed in problems(f"a0: &a0 [x]\n{layers}")
+    )
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ("a: b: c", "line 1, column 5: mapping values are not allowed here (text that holds `: ` needs quotes)"),
         ("a:\n\tb: 1", r"line 2, column 1: found character '\t' that cannot start any token (a tab; YAML indents with spaces)"),
@@ -375,12 +377,12 @@ def test_aliases_of_aliases_end(problems):
         ("[" * 5000, "the lists or mappings are nested too deeply"),
     ],
 )  # fmt: skip
-def test_text_that_is_not_yaml(write, text, said):
+def test_text_that_is_not_yaml(write, text, printed):
     path = write(text)
     with pytest.raises(InventoryError) as caught:
         load(path)
     assert str(caught.value) == f"{path} is not YAML"
-    assert caught.value.problems == (said,)
+    assert caught.value.problems == (printed,)
 
 
 def test_unreadable_inventory_files(write, tmp_path, monkeypatch):
@@ -447,9 +449,9 @@ def test_load_of_any_bytes(tmp_path, raw):
 
 def test_suspicious_address_gives_a_warning(write):
     inventory = load(write(HEAD + "nodes: {a: 192.168.20.14, b: 192.168.20.15, c: 192.169.20.16}"))
-    said = "c: address 192.169.20.16 begins with 192.169, those of 2 other nodes with 192.168; is it a typing error?"
-    assert inventory.warnings == (said,)
-    assert likely_typo(inventory, inventory.nodes[2]) == said
+    printed = "c: address 192.169.20.16 begins with 192.169, those of 2 other nodes with 192.168; is it a typing error?"
+    assert inventory.warnings == (printed,)
+    assert likely_typo(inventory, inventory.nodes[2]) == printed
     assert likely_typo(inventory, inventory.nodes[0]) is None
 
 
@@ -483,13 +485,13 @@ def test_suspicious_data_addresses_give_a_warning():
 def test_a_prefix_too_long_or_with_a_space_for_a_shebang(write):
     room = 127 - len("#!//releases/0123456789ab/bin/python")
     assert load(write(f"prefix: /{'x' * room}/current\n{NODES}")).warnings == ()
-    (said,) = load(write(f"prefix: /{'x' * (room + 1)}/current\n{NODES}")).warnings
-    assert said.endswith(
+    (printed,) = load(write(f"prefix: /{'x' * (room + 1)}/current\n{NODES}")).warnings
+    assert printed.endswith(
         "/current makes a first line of 128 bytes, over 127; "
         "the environment's scripts start through /bin/sh instead of `#!…/python`"
     )
-    (said,) = load(write(f"prefix: /opt/a b/current\n{NODES}")).warnings
-    assert said.startswith("prefix: /opt/a b/current contains a space; ")
+    (printed,) = load(write(f"prefix: /opt/a b/current\n{NODES}")).warnings
+    assert printed.startswith("prefix: /opt/a b/current contains a space; ")
 
 
 # --- select and fold -------------------------------------------------------------------------------
@@ -513,7 +515,7 @@ def test_select(options, names):
 
 
 @pytest.mark.parametrize(
-    ("options", "said", "hint"),
+    ("options", "printed", "hint"),
     [
         (
             {"count": 9},
@@ -546,10 +548,10 @@ def test_select(options, names):
         ({"limit": "gpu01", "exclude": "gpu01"}, "no node is selected", "inventory.yaml has gpu[01-03,05]"),
     ],
 )
-def test_invalid_selections(options, said, hint):
+def test_invalid_selections(options, printed, hint):
     with pytest.raises(UsageError) as caught:
         select(GPUS, **options)
-    assert (str(caught.value), caught.value.hint) == (said, hint)
+    assert (str(caught.value), caught.value.hint) == (printed, hint)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_groups_contain_nodes_patterns_and_groups(loaded):
 
 
 @pytest.mark.parametrize(
-    ("group", "said"),
+    ("group", "printed"),
     [
         ("a: gpu9", "groups.a (line 6): no node is called gpu9; did you mean gpu05?"),
         ("a: x*", "groups.a (line 6): no node matches x*"),
@@ -69,13 +69,13 @@ def test_groups_contain_nodes_patterns_and_groups(loaded):
         ("a: gpu[01-", "groups.a (line 6): unmatched bracket: write a range as gpu[01-04,07]"),
     ],
 )
-def test_invalid_groups(loaded, group, said):
-    assert problems(loaded, f"{HEAD}{NODES}groups:\n  {group}\n") == (said,)
+def test_invalid_groups(loaded, group, printed):
+    assert problems(loaded, f"{HEAD}{NODES}groups:\n  {group}\n") == (printed,)
 
 
 def test_a_circle_of_groups_is_shown_for_each_of_them(loaded):
-    said = problems(loaded, HEAD + NODES + "groups: {a: '@b', b: '@c', c: '@a', d: '@a', e: gpu01}")
-    assert said == (
+    printed = problems(loaded, HEAD + NODES + "groups: {a: '@b', b: '@c', c: '@a', d: '@a', e: gpu01}")
+    assert printed == (
         "groups.a (line 5): contains itself: @a -> @b -> @c -> @a",
         "groups.b (line 5): contains itself: @b -> @c -> @a -> @b",
         "groups.c (line 5): contains itself: @c -> @a -> @b -> @c",
@@ -118,7 +118,7 @@ HAS = "inventory.yaml has gpu[01-04],store and the groups @rack1, @rack2, @stora
 
 
 @pytest.mark.parametrize(
-    ("limit", "said", "hint"),
+    ("limit", "printed", "hint"),
     [
         ("@rak1", "--limit @rak1: there is no group @rak1", f"did you mean @rack1? {HAS}"),
         ("storage", "--limit storage: no node is called storage", f"did you mean @storage? {HAS}"),
@@ -130,10 +130,10 @@ HAS = "inventory.yaml has gpu[01-04],store and the groups @rack1, @rack2, @stora
         ("gpu01!gpu01", "no node is selected", HAS),
     ],
 )
-def test_invalid_limits(limit, said, hint):
+def test_invalid_limits(limit, printed, hint):
     with pytest.raises(UsageError) as caught:
         select(CLUSTER, limit=limit)
-    assert str(caught.value) == said
+    assert str(caught.value) == printed
     assert hint is None or caught.value.hint == hint
 
 
@@ -161,7 +161,7 @@ def test_an_address_may_have_a_login_name_and_a_port(loaded, entry, nodes):
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "printed"),
     [
         ("a: -oProxyCommand=id@h", "nodes.a (line 3): -oProxyCommand=id@h: -oProxyCommand=id is not a login name"),
         ("a: ada@-oProxyCommand=id", "nodes.a (line 3): -oProxyCommand=id is neither a host name nor an IP address"),
@@ -178,8 +178,8 @@ def test_an_address_may_have_a_login_name_and_a_port(loaded, entry, nodes):
         ("a: h:22\n  b: h", "nodes.b (line 4): b has the address of a: h port 22"),
     ],
 )
-def test_addresses_with_invalid_parts(loaded, entry, said):
-    assert problems(loaded, f"{HEAD}nodes:\n  {entry}\n") == (said,)
+def test_addresses_with_invalid_parts(loaded, entry, printed):
+    assert problems(loaded, f"{HEAD}nodes:\n  {entry}\n") == (printed,)
 
 
 def test_hosts_of_the_command_line_may_have_them_too():
@@ -202,7 +202,7 @@ def test_hosts_of_the_command_line_may_have_them_too():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ("nodes: {a: {address: h, num_gpus: 8}}", "nodes.a.num_gpus (line 2): unknown key; did you mean gpus?"),
         ("nodes: {a: h}\nssh: {identity_file: k}", "ssh.identity_file (line 3): unknown key; did you mean key?"),
@@ -216,8 +216,8 @@ def test_hosts_of_the_command_line_may_have_them_too():
         ),
     ],
 )  # fmt: skip
-def test_an_unknown_key_is_explained(loaded, text, said):
-    assert problems(loaded, HEAD + text) == (said,)
+def test_an_unknown_key_is_explained(loaded, text, printed):
+    assert problems(loaded, HEAD + text) == (printed,)
 
 
 @pytest.mark.parametrize(

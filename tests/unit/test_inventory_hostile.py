@@ -73,7 +73,7 @@ LIMITS = ["gpu[1-999999999]", "gpu[1-4000][1-4000]", "gpu[1-4000,1-4000,1-4000]"
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
+def message(tmp_path_factory):
     """The results of one process with a minute of CPU time and 1 GiB; it is killed beyond these limits."""
     folder = tmp_path_factory.mktemp("hostile")
     texts = {name: text for name, (text, _) in REFUSED.items()} | dict.fromkeys(LIMITS, HEAD + NODES)
@@ -97,13 +97,13 @@ def problems_of(tmp_path, text):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_short_texts_that_expand_hugely_are_refused_quickly(said, name):
-    assert REFUSED[name][1] in said(name)
+def test_short_texts_that_expand_hugely_are_refused_quickly(message, name):
+    assert REFUSED[name][1] in message(name)
 
 
-def test_largest_allowed_number_of_nodes(said):
+def test_largest_allowed_number_of_nodes(message):
     """The search for typing errors in addresses took minutes for these."""
-    assert said("many") == ""
+    assert message("many") == ""
 
 
 @pytest.mark.parametrize("size", [1 << 20, 100 << 20])
@@ -119,8 +119,8 @@ def test_a_large_file_is_refused_unread(tmp_path, size):
 
 
 @pytest.mark.parametrize("limit", LIMITS)
-def test_limit_that_expands_hugely_is_refused_quickly(said, limit):
-    assert "has more than 4096" in said(limit)
+def test_limit_that_expands_hugely_is_refused_quickly(message, limit):
+    assert "has more than 4096" in message(limit)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_valid_seconds(text, seconds):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (HEAD + NODES + "ssh: {key: " + "a" * 256 + "}", "is too long for a path"),
         (HEAD + NODES + "ssh: {user: " + "a" * 5000 + "}", "is longer than 4,096 characters"),
@@ -166,9 +166,9 @@ def test_valid_seconds(text, seconds):
         (HEAD + NODES + "checks: {mem.shm: {size_gib: -1}}", "must not be negative"),
     ],
 )
-def test_every_value_has_a_limit(tmp_path, text, said):
+def test_every_value_has_a_limit(tmp_path, text, message):
     (problem,) = problems_of(tmp_path, text)
-    assert said in problem
+    assert message in problem
     assert len(problem) < 300
 
 

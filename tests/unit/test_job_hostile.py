@@ -46,7 +46,7 @@ def config(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (GOOD + BOMB, "sft.yaml:7: e: more than 20,000 values"),
         (GOOD + "x: &x [*x]", "sft.yaml:3: x: an alias refers to the value that contains it"),
@@ -73,8 +73,8 @@ def config(tmp_path):
         (b"#" * 300_000, "sft.yaml is larger than 256 KiB"),
     ],
 )
-def test_yaml_that_is_not_a_configuration(config, content, said):
-    assert said in refused(config, content)
+def test_yaml_that_is_not_a_configuration(config, content, message):
+    assert message in refused(config, content)
 
 
 def test_large_file_is_not_read_completely(config):
@@ -101,7 +101,7 @@ def test_line_ends_and_a_byte_order_mark_of_windows_are_read(config, end, mark):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("output_dir: ../out", "sft.yaml:3: output_dir: ../out is outside"),
         ("output_dir: a/../../out", "is outside"),
@@ -118,12 +118,12 @@ def test_line_ends_and_a_byte_order_mark_of_windows_are_read(config, end, mark):
         ("stage: [" + "x, " * 500 + "]", "duplicate key"),
     ],
 )
-def test_values_that_cannot_be_paths(config, line, said):
+def test_values_that_cannot_be_paths(config, line, message):
     if "dataset_dir" in line:
         config.write_text(GOOD + line)
         config_files(config)  # not a path of this machine's
         return
-    assert said in refused(config, GOOD + line)
+    assert message in refused(config, GOOD + line)
 
 
 def test_a_long_value_is_cut_in_a_message(config):
@@ -133,7 +133,7 @@ def test_a_long_value_is_cut_in_a_message(config):
 
 
 @pytest.mark.parametrize(
-    ("info", "said"),
+    ("info", "message"),
     [
         ("[" * 5000 + "]" * 5000, "dataset_info.json is nested more than 32 levels deep"),
         ("{\n,", "dataset_info.json:2: not JSON"),
@@ -143,10 +143,10 @@ def test_a_long_value_is_cut_in_a_message(config):
         ('{"\\u001b[2J": 1}', "it has \\x1b[2J"),
     ],
 )
-def test_a_hostile_dataset_info(config, info, said):
+def test_a_hostile_dataset_info(config, info, message):
     (config.parent / "data").mkdir()
     (config.parent / "data/dataset_info.json").write_text(info)
-    assert said in refused(config, GOOD + "dataset: d\n")
+    assert message in refused(config, GOOD + "dataset: d\n")
 
 
 @pytest.mark.parametrize("name", ["null", ".5", "off", "a: b", "it's", "$(id)", "#x"])
@@ -169,10 +169,10 @@ def test_a_path_that_yaml_would_read_as_something_else_is_quoted(config, name):
 
 def test_a_line_in_a_message_is_one_of_the_users_file(config):
     text = "stage: sft\nlora_target:\n  - q_proj\n  - v_proj\nmodel_name_or_path: ./gone/model\n"
-    said = refused(config, text, "lora_target=[a]", "max_steps=3")  # the sent file has two lines less before it
-    assert said.startswith("sft.yaml:5: model_name_or_path: ./gone/model does not exist")
-    said = refused(config, GOOD, "deepspeed=gone.json")
-    assert said.startswith("deepspeed= (typed after --): gone.json does not exist")
+    message = refused(config, text, "lora_target=[a]", "max_steps=3")  # the sent file has two lines less before it
+    assert message.startswith("sft.yaml:5: model_name_or_path: ./gone/model does not exist")
+    message = refused(config, GOOD, "deepspeed=gone.json")
+    assert message.startswith("deepspeed= (typed after --): gone.json does not exist")
 
 
 @pytest.mark.parametrize(
@@ -184,11 +184,11 @@ def test_an_override_that_would_change_something_else_is_refused_as_it_was_typed
         config.write_text(GOOD)
         taken = config_files(config, overrides=(override,))
     except UsageError as error:
-        said = str(error)
+        message = str(error)
     else:
-        said = override.partition("=")[0] + "="
+        message = override.partition("=")[0] + "="
         assert list(taken.settings) == ["stage", "model_name_or_path", "x"]
-    assert said.startswith("x=")
+    assert message.startswith("x=")
 
 
 def test_an_override_of_an_anchor_that_others_use_is_refused(config):
@@ -211,8 +211,8 @@ def test_an_override_of_an_anchor_that_others_use_is_refused(config):
     ],
 )
 def test_a_misspelled_key_is_refused_with_a_suggestion(config, key, meant):
-    said = refused(config, GOOD + f"{key}: 3\n")
-    assert said.startswith(f"sft.yaml:3: {key}: LLaMA-Factory 0.9.5 has no such key; did you mean {meant}?")
+    message = refused(config, GOOD + f"{key}: 3\n")
+    assert message.startswith(f"sft.yaml:3: {key}: LLaMA-Factory 0.9.5 has no such key; did you mean {meant}?")
     if key.isidentifier():
         config.write_text(GOOD)
         with pytest.raises(UsageError, match=f"did you mean {meant}") as caught:

@@ -24,8 +24,8 @@ from trainer.agent.contract.plan import Resume
 def worker(number=0, *, gpus=None, **facts):
     """A node; ``gpus`` is the inventory's value."""
     name = f"gpu0{number + 1}"
-    said = {"ip": f"10.0.0.{number + 1}", "interface": "eth0", "boot_id": f"boot-{number}", "gpus": 8, "cpus": 64}
-    return Worker(Node(name, f"10.0.0.{number + 1}", gpus=gpus), Facts(rank=number, **(said | facts)))
+    message = {"ip": f"10.0.0.{number + 1}", "interface": "eth0", "boot_id": f"boot-{number}", "gpus": 8, "cpus": 64}
+    return Worker(Node(name, f"10.0.0.{number + 1}", gpus=gpus), Facts(rank=number, **(message | facts)))
 
 
 def spec(*workers, **fields):
@@ -165,7 +165,7 @@ def test_llamafactory_v1_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("packages", "settings", "said"),
+    ("packages", "settings", "message"),
     [
         ((), {}, ["run_name=20261121-071500-sft-3f2a"]),
         (("torch", "tensorboard", "wandb"), {"run_name": "mine"}, ["report_to=[tensorboard,wandb]"]),
@@ -173,9 +173,9 @@ def test_llamafactory_v1_is_refused():
         (("wandb",), {"run_name": "mine", "report_to": "none"}, []),
     ],
 )
-def test_loggers_are_those_installed_in_the_environment(packages, settings, said):
+def test_loggers_are_those_installed_in_the_environment(packages, settings, message):
     argv = launchers.launch(spec(worker(packages=packages), settings=settings)).plans[0].argv
-    assert list(argv[argv.index("sft.yaml") + 1 :]) == said
+    assert list(argv[argv.index("sft.yaml") + 1 :]) == message
 
 
 def test_tensorboard_writes_where_the_config_says():
@@ -416,11 +416,13 @@ def said_by_ranks(tmp_path):
 def test_deepspeed_local_ranks_of_unequal_nodes(said_by_ranks, tmp_path):
     job = Job("script", "train.py", ("--deepspeed_config", "it's $HOME.json"))
     workers = (worker(0, gpus=2), worker(1, gpus=4), worker(2, gpus=3))
-    said = said_by_ranks(launchers.launch(spec(*workers, job=job, config="train.py", folder=tmp_path / "our 'runs'")))
+    message = said_by_ranks(
+        launchers.launch(spec(*workers, job=job, config="train.py", folder=tmp_path / "our 'runs'"))
+    )
     nodes = ["gpu01"] * 2 + ["gpu02"] * 4 + ["gpu03"] * 3
     locals_ = [0, 1, 0, 1, 2, 3, 0, 1, 2]
     args = ["--deepspeed_config", "it's $HOME.json"]
-    assert said == {
+    assert message == {
         rank: (nodes[rank], locals_[rank], str([f"--local_rank={locals_[rank]}", *args])) for rank in range(9)
     }
 
@@ -543,8 +545,8 @@ def test_invalid_answer(text):
 
 def test_nodes_and_processes_in_accelerates_configuration_are_replaced_by_name():
     job = Job("script", "train.py", launcher_config=Path("a.yaml"))
-    said = {"distributed_type": "MULTI_GPU", "num_machines": 4, "num_processes": 16, "main_process_ip": "10.0.0.9"}
-    launched = launchers.launch(spec(job=job, settings=said, launcher="accelerate"))
+    message = {"distributed_type": "MULTI_GPU", "num_machines": 4, "num_processes": 16, "main_process_ip": "10.0.0.9"}
+    launched = launchers.launch(spec(job=job, settings=message, launcher="accelerate"))
     assert [notice.text for notice in launched.notices if "a.yaml" in notice.text] == [
         "a.yaml: num_machines 4: replaced by 2",
         "a.yaml: main_process_ip 10.0.0.9: replaced by 10.0.0.1",

@@ -192,13 +192,13 @@ def test_accelerate_config_is_sent(here):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("a: 1", "not an accelerate config"), ("a: [", "not YAML"), (None, "a.yaml does not exist")]
+    ("text", "message"), [("a: 1", "not an accelerate config"), ("a: [", "not YAML"), (None, "a.yaml does not exist")]
 )
-def test_invalid_accelerate_configs(here, text, said):
+def test_invalid_accelerate_configs(here, text, message):
     put(here / "train.py")
     if text:
         put(here / "a.yaml", text)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         pack(from_words(["train.py"], accelerate_config=Path("a.yaml")))
 
 
@@ -236,7 +236,7 @@ def test_overrides_are_written_into_the_config(here):
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("--lr", "KEY=VALUE"),
         ("a.b=1", "KEY=VALUE"),
@@ -246,8 +246,8 @@ def test_overrides_are_written_into_the_config(here):
         ("stage=dance", "one of pt, sft"),
     ],
 )
-def test_overrides_that_cannot_be_written(here, override, said):
-    with pytest.raises(UsageError, match=said):
+def test_overrides_that_cannot_be_written(here, override, message):
+    with pytest.raises(UsageError, match=message):
         config(here, override)
 
 
@@ -281,14 +281,14 @@ def python(tmp_path, code, *folders):
 def test_hook_registers_cpu_0_when_torch_is_imported(tmp_path):
     put(tmp_path / "torch/__init__.py", "")
     put(tmp_path / "torch/serialization.py", TORCH)
-    said = python(
+    message = python(
         tmp_path,
         "import sys; print('torch' in sys.modules)\n"
         "from torch.serialization import rules; (priority, tagger, load), = rules\n"
         "print(priority, tagger(1), load(1, 'cpu:0'), load(1, 'cpu'), load(1, 'cuda:0'))",
         tmp_path,
     )
-    assert said == "False\n5 None 1 None None\n"
+    assert message == "False\n5 None 1 None None\n"
 
 
 def test_a_program_without_torch_is_left_alone(tmp_path):
@@ -346,5 +346,5 @@ def test_all_ranks_save_after_the_same_step(tmp_path):
     put(tmp_path / "torch/distributed.py", RANKS)
     put(tmp_path / "transformers/__init__.py", "")
     put(tmp_path / "transformers/trainer_jit_checkpoint.py", JIT)
-    said = python(tmp_path, STEPS, tmp_path)
-    assert said == "1 [] None\n2 [2] True\n3 [2, 3] True\n"
+    message = python(tmp_path, STEPS, tmp_path)
+    assert message == "1 [] None\n2 [2] True\n3 [2, 3] True\n"

@@ -43,8 +43,8 @@ def test_sh_script_runs_the_plan(tmp_path):
     env = {f"X_{number}": text for number, text in enumerate([*NASTY, "two\nlines"])}
     script = shells.as_sh(plan(folder, [sys.executable, "-c", SAYS, *NASTY, "{port}"], env))
     done = subprocess.run(["sh"], input=script + "pwd\n", capture_output=True, text=True, check=True, cwd="/")
-    said, where = done.stdout.splitlines()
-    assert json.loads(said) == [[*NASTY, "29500"], env]
+    message, where = done.stdout.splitlines()
+    assert json.loads(message) == [[*NASTY, "29500"], env]
     assert where == "/"  # the user's shell stays in its folder
     assert (folder / "logs/ranks").is_dir()
 

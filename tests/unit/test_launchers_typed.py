@@ -29,8 +29,8 @@ OPTIONS = [(launcher, name) for launcher, table in TABLES.items() for name in so
 
 
 def spec(job):
-    said = {"gpus": 8, "cpus": 64, "interface": "eth0", "packages": ("deepspeed", "accelerate")}
-    members = tuple(Worker(node, Facts(rank=rank, ip=node.address, **said)) for rank, node in enumerate(NODES))
+    message = {"gpus": 8, "cpus": 64, "interface": "eth0", "packages": ("deepspeed", "accelerate")}
+    members = tuple(Worker(node, Facts(rank=rank, ip=node.address, **message)) for rank, node in enumerate(NODES))
     return RunSpec(
         "r1", members, PurePosixPath("/p"), PurePosixPath("/f"), "t.py", "10.0.0.1", 29500, job=job, launcher="auto"
     )
@@ -145,11 +145,11 @@ def test_a_typed_number_of_nodes_is_used_or_refused_or_replaced_by_name():
     with pytest.raises(UsageError, match=r"torchrun --nnodes 4: there are 2 nodes: node\[01-02\]") as caught:
         count_nodes(job, None, NODES)
     assert "--nodes 2" in caught.value.hint
-    count, told = count_nodes(job, 2, NODES)
-    assert (count, told.notices) == (2, ("torchrun --nnodes 4: replaced by --nodes 2",))
+    count, reported = count_nodes(job, 2, NODES)
+    assert (count, reported.notices) == (2, ("torchrun --nnodes 4: replaced by --nodes 2",))
     one = from_words(["NNODES=1", "lmf", "train", "a.yaml"])
-    count, told = count_nodes(one, None, NODES)
-    assert (count, told.notices) == (1, ("NNODES=1: the first 1 of 2 nodes: node01",))
+    count, reported = count_nodes(one, None, NODES)
+    assert (count, reported.notices) == (1, ("NNODES=1: the first 1 of 2 nodes: node01",))
     assert from_words(["PET_NPROC_PER_NODE=4", "PET_TEE=3", "torchrun", "t.py"]).per_node == 4
     assert count_nodes(from_words(["t.py"]), None, NODES)[0] is None
     assert count_nodes(from_words(["torchrun", "--nnodes", "2", "t.py"]), 2, NODES)[1].notices == ()

@@ -189,8 +189,8 @@ def command(tmp_path, monkeypatch, capsys):
     def run(*argv):
         with pytest.raises(SystemExit) as end:
             main(argv)
-        said = capsys.readouterr()
-        return end.value.code, said.out + said.err
+        message = capsys.readouterr()
+        return end.value.code, message.out + message.err
 
     yield run
     signal.signal(signal.SIGTERM, before)
@@ -199,20 +199,20 @@ def command(tmp_path, monkeypatch, capsys):
 def test_train_uses_this_machine(command, tmp_path):
     (tmp_path / "sft.yaml").write_text("stage: sft\nmodel_name_or_path: /nowhere/llama\ndo_train: true\n")
     for number in ([], ["--nodes", "1"]):
-        code, said = command("train", *number, "sft.yaml")
-        assert code == 4, said
-        assert "this machine alone" in said
-        assert sys.prefix in said
-        assert "model_name_or_path /nowhere/llama is missing" in " ".join(said.split())
+        code, message = command("train", *number, "sft.yaml")
+        assert code == 4, message
+        assert "this machine alone" in message
+        assert sys.prefix in message
+        assert "model_name_or_path /nowhere/llama is missing" in " ".join(message.split())
         assert not any((tmp_path / "data/clusterctl/runs").glob("[!.]*"))
 
 
 @pytest.mark.parametrize("argv", [("train", "--nodes", "2", "x.yaml"), ("train", "-i", "inventory.yaml", "x.yaml")])
 def test_more_than_this_machine_needs_an_inventory(command, argv):
-    code, said = command(*argv)
+    code, message = command(*argv)
     assert code == 2
-    assert "no inventory.yaml" in said or "inventory.yaml does not exist" in said
-    assert "clusterctl init" in said
+    assert "no inventory.yaml" in message or "inventory.yaml does not exist" in message
+    assert "clusterctl init" in message
 
 
 @pytest.mark.parametrize(
@@ -236,10 +236,10 @@ def test_more_than_this_machine_needs_an_inventory(command, argv):
 def test_one_rule_for_every_command_that_can_run_here(command, tmp_path, argv, code, says):
     """Where no inventory is named and this folder has none, it is this machine alone, with or without runs."""
     for _ in range(2):
-        done, said = command(*argv)
-        assert (done, says in said) == (code, True), said
-        assert "inventory.yaml" not in said
-        assert ("this machine alone" in said) == (argv[0] != "bench")
+        done, message = command(*argv)
+        assert (done, says in message) == (code, True), message
+        assert "inventory.yaml" not in message
+        assert ("this machine alone" in message) == (argv[0] != "bench")
         (tmp_path / "data/clusterctl/runs").mkdir(parents=True, exist_ok=True)
 
 
@@ -249,21 +249,21 @@ def test_one_rule_for_every_command_that_can_run_here(command, tmp_path, argv, c
     ids=" ".join,
 )
 def test_commands_about_nodes_need_an_inventory(command, argv):
-    code, said = command(*argv)
+    code, message = command(*argv)
     assert code == 2
-    assert "inventory.yaml does not exist" in said
-    assert "clusterctl init" in said
+    assert "inventory.yaml does not exist" in message
+    assert "clusterctl init" in message
 
 
 def test_several_nodes_of_a_typed_command_need_an_inventory(command, tmp_path):
     (tmp_path / "x.py").touch()
-    code, said = command("train", "--", "torchrun", "--nnodes", "2", "x.py")
-    assert (code, "--nodes 2: no inventory.yaml" in said) == (2, True), said
+    code, message = command("train", "--", "torchrun", "--nnodes", "2", "x.py")
+    assert (code, "--nodes 2: no inventory.yaml" in message) == (2, True), message
 
 
 def test_only_commands_that_start_programs_need_an_environment(command, tmp_path, monkeypatch):
     monkeypatch.setenv("CONDA_PREFIX", str(tmp_path / "nowhere"))
     assert command("status")[0] == 0
     (tmp_path / "x.py").touch()
-    code, said = command("train", "x.py")
-    assert (code, "is not an environment" in said) == (2, True)
+    code, message = command("train", "x.py")
+    assert (code, "is not an environment" in message) == (2, True)

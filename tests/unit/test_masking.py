@@ -18,38 +18,38 @@ TOKEN = "hf_" + "aB3" * 11  # the shape of one
 
 
 @pytest.fixture
-def told():
+def reported():
     return []
 
 
-def test_a_variable_without_a_value_is_read_from_the_environment(monkeypatch, told):
+def test_a_variable_without_a_value_is_read_from_the_environment(monkeypatch, reported):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert read_variables(("HF_TOKEN", "NCCL_DEBUG=INFO", "EMPTY="), told.append) == {
+    assert read_variables(("HF_TOKEN", "NCCL_DEBUG=INFO", "EMPTY="), reported.append) == {
         "HF_TOKEN": TOKEN,
         "NCCL_DEBUG": "INFO",
         "EMPTY": "",
     }
-    assert told == []
+    assert reported == []
 
 
-def test_a_variable_that_is_not_set_is_refused_with_the_next_step(monkeypatch, told):
+def test_a_variable_that_is_not_set_is_refused_with_the_next_step(monkeypatch, reported):
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with pytest.raises(UsageError, match="HF_TOKEN is not set") as caught:
-        read_variables(("HF_TOKEN",), told.append)
+        read_variables(("HF_TOKEN",), reported.append)
     assert "export HF_TOKEN=VALUE" in caught.value.hint
 
 
 @pytest.mark.parametrize("word", ["=x", "1A=secret", "A-B=secret", "Ä=secret", "A\n=secret", ""])
-def test_invalid_name_is_refused_without_showing_the_value(word, told):
+def test_invalid_name_is_refused_without_showing_the_value(word, reported):
     with pytest.raises(UsageError, match="not a valid variable name") as caught:
-        read_variables((word,), told.append)
+        read_variables((word,), reported.append)
     assert "secret" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_typed_secret_gives_a_warning_without_its_value(told):
-    read_variables((f"HF_TOKEN={TOKEN}", "TOKENIZERS_PARALLELISM=false"), told.append)
-    (notice,) = told
+def test_typed_secret_gives_a_warning_without_its_value(reported):
+    read_variables((f"HF_TOKEN={TOKEN}", "TOKENIZERS_PARALLELISM=false"), reported.append)
+    (notice,) = reported
     assert (notice.level, TOKEN in notice.text) == ("warning", False)
     assert notice.text.endswith("export HF_TOKEN, then use --env HF_TOKEN")
 

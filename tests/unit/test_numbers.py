@@ -140,7 +140,7 @@ def test_the_rank_of_lora_is_no_larger_than_the_model():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ("nan", "--link must be at least 0.001"),
         ("inf", "--link must be at least 0.001"),
@@ -150,18 +150,18 @@ def test_the_rank_of_lora_is_no_larger_than_the_model():
         ("[" * 5000, "not the output of bench nccl --json"),
     ],
 )
-def test_invalid_link_is_refused(run, tmp_path, text, said):
+def test_invalid_link_is_refused(run, tmp_path, text, printed):
     word = text
     if text[0] in "{[":
         (tmp_path / "bench.json").write_text(text)
         word = "bench.json"
     code, _, err = run("plan", "gpt2", "-n", 2, f"--link={word}")
     assert code == 2
-    assert said in " ".join(err.split())
+    assert printed in " ".join(err.split())
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "printed"),
     [
         ("[" * 5000 + "]" * 5000, "is nested"),
         ('{"model_type": "gpt2", "n_layer": %s}' % ("9" * 5000), "digits"),
@@ -171,11 +171,11 @@ def test_invalid_link_is_refused(run, tmp_path, text, said):
         ),
     ],
 )
-def test_a_hostile_config_is_refused(run, tmp_path, config, said):
+def test_a_hostile_config_is_refused(run, tmp_path, config, printed):
     (tmp_path / "config.json").write_text(config)
     code, _, err = run("plan", "config.json", "-n", 1)
     assert code == 2
-    assert said in " ".join(err.split())
+    assert printed in " ".join(err.split())
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-3-8b"])

@@ -96,10 +96,10 @@ EVIL = {
 
 @pytest.mark.parametrize("case", EVIL)
 def test_invalid_manifest_is_refused_and_the_key_is_named(whole, case):
-    change, said = EVIL[case]
+    change, message = EVIL[case]
     data = manifest_of(whole)
     change(data)
-    with pytest.raises(BundleError, match=said) as error:
+    with pytest.raises(BundleError, match=message) as error:
         open_bundle(with_manifest(whole, data, members=[]))
     assert len(str(error.value)) < 600
 

@@ -59,7 +59,7 @@ def test_a_mapping_may_use_codenames(inventory, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "said"),
+    ("options", "kind", "message"),
     [
         ({"bundle": "absent.osb"}, UsageError, "absent.osb: no such file"),
         ({"bundle": "inventory.yaml"}, BundleError, "is not a bundle of OS packages"),
@@ -73,12 +73,12 @@ def test_a_mapping_may_use_codenames(inventory, tmp_path):
         ({"packages": ["chrony", "else"]}, UsageError, "a.osb has no else"),
     ],
 )
-def test_unsuitable_bundles(inventory, tmp_path, options, kind, said):
+def test_unsuitable_bundles(inventory, tmp_path, options, kind, message):
     make_bundle(tmp_path / "a.osb")
     inventory.path.write_text("prefix: /opt/llm/current\n")
     with pytest.raises(kind) as error:
         choices(inventory, **options)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_two_bundles_for_one_release_are_refused(inventory, tmp_path):
@@ -139,7 +139,7 @@ LACKS = "name debian12-amd64\nlacks chrony opensm\n"
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("message", "why"),
     [
         ("present\n", ""),
         (LACKS + "new chrony\nnew opensm\nupgrade perl-base 5.36.0-7 5.36.0-8\nfree 99999999999\n", ""),
@@ -160,10 +160,10 @@ LACKS = "name debian12-amd64\nlacks chrony opensm\n"
         (LACKS + "new chrony\nfree 1000\n", "0 MB free, 0 MB are needed; free some space"),
     ],
 )
-def test_answers_of_nodes_are_judged(inventory, tmp_path, said, why):
+def test_answers_of_nodes_are_judged(inventory, tmp_path, message, why):
     make_bundle(tmp_path / "a.osb")
     chosen = choices(inventory)
-    judged = node.judge(node.read(said), chosen, service.Options().replace)
+    judged = node.judge(node.read(message), chosen, service.Options().replace)
     assert (why in judged) if why else judged == ""
 
 

@@ -119,7 +119,7 @@ def test_a_package_that_was_changed_in_the_cache_is_fetched_again(pack, packed, 
 
 @needs
 @pytest.mark.parametrize(
-    ("names", "said", "hint"),
+    ("names", "message", "hint"),
     [
         (("clokc", "fabrik", "clock"), "ubuntu22.04 has no package clokc, fabrik", "spelling"),
         (("mta",), "mta is a virtual package", "one-mta, other-mta"),
@@ -130,10 +130,10 @@ def test_a_package_that_was_changed_in_the_cache_is_fetched_again(pack, packed, 
         (("--help",), "'--help' is not the name of a package", ""),
     ],
 )
-def test_invalid_package_names(pack, tmp_path, names, said, hint):
+def test_invalid_package_names(pack, tmp_path, names, message, hint):
     with pytest.raises(UsageError) as error:
         pack(*names)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert hint in error.value.hint
     assert not list(tmp_path.iterdir())
 
@@ -211,7 +211,7 @@ def damage(data, kind):
 
 @needs
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("in the manifest", "manifest"),
         ("in a package", "is damaged"),
@@ -224,10 +224,10 @@ def damage(data, kind):
         ("of another kind", "is not a bundle"),
     ],
 )
-def test_incomplete_bundle_is_refused(packed, tmp_path, kind, said):
+def test_incomplete_bundle_is_refused(packed, tmp_path, kind, message):
     path = tmp_path / "bad.osb"
     path.write_bytes(damage(packed.read_bytes(), kind))
-    with pytest.raises(BundleError, match=said) as error:
+    with pytest.raises(BundleError, match=message) as error:
         open_bundle(path)
     assert str(path) in str(error.value)
 
@@ -243,7 +243,7 @@ def test_every_truncation_is_detected(packed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"version": 3}, "has format 3"),
         ({"format": "another"}, "not a bundle of OS packages"),
@@ -251,7 +251,7 @@ def test_every_truncation_is_detected(packed, tmp_path):
         ({"release": "$(reboot)\n"}, "is not a name"),
     ],
 )
-def test_a_manifest_with_impossible_values(tmp_path, change, said):
+def test_a_manifest_with_impossible_values(tmp_path, change, message):
     manifest = {"format": "clusterctl-os-packages", "version": 2, "release": "debian12", "family": "apt"}
     manifest |= {"architecture": "amd64", "requested": [], "packages": [], "index": []} | change
     path = tmp_path / "odd.osb"
@@ -259,7 +259,7 @@ def test_a_manifest_with_impossible_values(tmp_path, change, said):
         data = (json.dumps(manifest, indent=1) + "\n").encode()
         (tmp_path / "manifest.json").write_bytes(data)
         archive.add(tmp_path / "manifest.json", "manifest.json", filter=_plain)
-    with pytest.raises(BundleError, match=said):
+    with pytest.raises(BundleError, match=message):
         open_bundle(path)
 
 

@@ -78,15 +78,15 @@ def test_the_output_is_the_recorded_one_in_80_columns(run, name):
 )
 def test_recommended_options_are_accepted_by_the_trainer(run, words, same, differs):
     code, out, _ = run("plan", *words, "--for", "own", "--method", "pretrain", "--json")
-    said = json.loads(out)
-    options = from_arguments(["--data", "x", *said["trainer_gpt"]])
-    best = said["best"]["setup"]
+    message = json.loads(out)
+    options = from_arguments(["--data", "x", *message["trainer_gpt"]])
+    best = message["best"]["setup"]
     assert code == 0
     assert (options.batch_size, options.checkpointing) == (best["micro_batch"], best["checkpointing"])
     assert {name: getattr(options, name) for name in same} == same
     assert all(getattr(options, name) != value for name, value in differs.items())
     shown = " ".join(run("plan", *words, "--for", "own", "--method", "pretrain")[1].split())
-    assert f"for trainer.gpt: {' '.join(said['trainer_gpt'])}" in shown
+    assert f"for trainer.gpt: {' '.join(message['trainer_gpt'])}" in shown
 
 
 def test_trainer_options_are_empty_for_other_programs_and_models(run):
@@ -96,22 +96,22 @@ def test_trainer_options_are_empty_for_other_programs_and_models(run):
 
 def test_json_has_all_fields_and_nothing_else_is_printed(run):
     code, out, _ = run("plan", "llama-3-8b", "-n", 2, "--json")
-    said = json.loads(out)
+    message = json.loads(out)
     assert code == 0
-    assert said["model"]["parameters"] == 8_030_261_248
-    assert said["cluster"]["world"] == 16
-    assert said["best"] in said["options"]
-    assert said["best"]["fits"]
-    assert said["best"]["setup"]["accumulation"] * said["best"]["setup"]["micro_batch"] * 16 == 256
-    for option in said["options"]:
+    assert message["model"]["parameters"] == 8_030_261_248
+    assert message["cluster"]["world"] == 16
+    assert message["best"] in message["options"]
+    assert message["best"]["fits"]
+    assert message["best"]["setup"]["accumulation"] * message["best"]["setup"]["micro_batch"] * 16 == 256
+    for option in message["options"]:
         assert option["fits"] or option["why_not"]
         assert option["memory"]["total"] > option["memory"]["allocated"] > 0
-    needs = [said["ladder"]["needs"], *(rung["needs"] for rung in said["ladder"]["rungs"])]
+    needs = [message["ladder"]["needs"], *(rung["needs"] for rung in message["ladder"]["rungs"])]
     assert needs == sorted(needs, reverse=True)
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "way_out"),
+    ("words", "message", "way_out"),
     [
         (["nothing-7b", "-n", "1"], "unknown model nothing-7b", "llama-3-8b"),
         (["Qwen/Qwen3-30B-A3B", "-n", "1"], "is a mixture of experts, which plan does not support", "qwen3-32b"),
@@ -140,16 +140,16 @@ def test_json_has_all_fields_and_nothing_else_is_printed(run):
         (["llama-3-70b", "-n", "1", "--gpu", "T4", "--host-memory", "1", "--write", "a.yaml"], "nothing fits", "-n"),
     ],
 )  # fmt: skip
-def test_bad_input_is_refused_with_a_hint(run, words, said, way_out):
+def test_bad_input_is_refused_with_a_hint(run, words, message, way_out):
     code, out, err = run("plan", *words)
     assert (code, out) == (2, "")
-    assert said in " ".join(err.split())
+    assert message in " ".join(err.split())
     assert way_out in err
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ("{", "is not JSON"),
         ("[]", "is not a JSON object"),
@@ -163,10 +163,10 @@ def test_bad_input_is_refused_with_a_hint(run, words, said, way_out):
         ({**GPT2, "n_head": 7}, "a width of 1600 is not divisible by 7 heads"),
     ],
 )
-def test_unusable_config_is_refused_with_the_reason(run, model, config, said):
+def test_unusable_config_is_refused_with_the_reason(run, model, config, message):
     code, _, err = run("plan", model(config), "-n", 1)
     assert code == 2
-    assert said in " ".join(err.split())
+    assert message in " ".join(err.split())
 
 
 def test_a_config_is_the_model_of_the_table(model):
@@ -217,16 +217,16 @@ def test_the_yaml_is_one_that_train_reads(run, tmp_path, model):
     assert code == 0
     assert "wrote train.yaml\nwrote train.ds.json" in out
     text = (tmp_path / "train.yaml").read_text()
-    said = yaml.safe_load(text)
-    assert said["model_name_or_path"] == str(folder)
-    assert said["deepspeed"] == "train.ds.json"
-    assert said["preprocessing_num_workers"] == 32
-    assert said["per_device_train_batch_size"] * said["gradient_accumulation_steps"] * 16 == 256
-    assert (said["finetuning_type"], said["lora_rank"], said["bf16"]) == ("lora", 8, True)
-    assert isinstance(said["learning_rate"], float)
+    message = yaml.safe_load(text)
+    assert message["model_name_or_path"] == str(folder)
+    assert message["deepspeed"] == "train.ds.json"
+    assert message["preprocessing_num_workers"] == 32
+    assert message["per_device_train_batch_size"] * message["gradient_accumulation_steps"] * 16 == 256
+    assert (message["finetuning_type"], message["lora_rank"], message["bf16"]) == ("lora", 8, True)
+    assert isinstance(message["learning_rate"], float)
     config = json.loads((tmp_path / "train.ds.json").read_text())
     assert config["train_micro_batch_size_per_gpu"] == "auto"
-    assert read(tmp_path / "train.yaml", ()).data == said
+    assert read(tmp_path / "train.yaml", ()).data == message
 
 
 def test_adapters_are_put_where_the_trainer_finds_matrices(run, tmp_path):
@@ -302,9 +302,9 @@ def test_every_plan_is_complete(name, method, gpu, nodes, gpus, share, program):
         with pytest.raises(PlanError, match="nothing fits"):
             ds_config(made)
         return
-    said = yaml.safe_load(written_yaml(made, name, "x.ds.json"))
-    assert said["cutoff_len"] == 1024
-    assert said.get("enable_liger_kernel", False) == made.best.setup.chunked_loss
+    message = yaml.safe_load(written_yaml(made, name, "x.ds.json"))
+    assert message["cutoff_len"] == 1024
+    assert message.get("enable_liger_kernel", False) == made.best.setup.chunked_loss
     assert (made.ladder.tokens, made.ladder.needs) == (made.best.speed.tokens, made.best.memory.total / (1 << 30))
     if program == "trainer":
         # Half the sequence length is another training, and a faster one.
@@ -367,9 +367,9 @@ def planned(run, *words):
 def test_no_step_of_the_ladder_is_faster_than_the_recommendation(run):
     """Of llama-3-8b on 8 H100 the ladder once started with a rung that was faster than the pick."""
     for words in (["llama-3-8b", "-n", 1, "--gpu", "H100"], ["qwen2.5-7b", "-n", 2], ["gpt2", "-n", 1]):
-        said = planned(run, *words)
-        best = said["best"]["speed"]["tokens"]
-        assert all(rung["tokens"] <= best for rung in said["ladder"]["rungs"]), words
+        message = planned(run, *words)
+        best = message["best"]["speed"]["tokens"]
+        assert all(rung["tokens"] <= best for rung in message["ladder"]["rungs"]), words
     with_liger = planned(run, "llama-3-8b", "-n", 1, "--gpu", "H100", "--seq", 8192)["best"]
     without = planned(run, "llama-3-8b", "-n", 1, "--gpu", "H100", "--seq", 8192, "--no-liger")["best"]
     assert (with_liger["setup"]["chunked_loss"], without["setup"]["chunked_loss"]) == (True, False)
@@ -379,12 +379,12 @@ def test_no_step_of_the_ladder_is_faster_than_the_recommendation(run):
 @pytest.mark.parametrize("words", [["llama-3-8b", "-n", 1], ["llama-3-70b", "-n", 1, "--host-memory", 10]])
 def test_ladder_starts_at_the_recommendation_and_matches_the_table(run, words):
     """Where nothing fits, it starts at the option that lacks least."""
-    said = planned(run, *words)
-    start = said["best"] or min((each for each in said["options"] if not each["fits"]), key=lacks)
-    assert said["ladder"]["tokens"] == start["speed"]["tokens"]
-    assert said["ladder"]["needs"] == start["memory"]["total"] / (1 << 30)
-    word = "the pick" if said["best"] else "the closest to fitting"
-    assert said["ladder"]["start"] == f"{word}: {start['name']}, batch {start['setup']['micro_batch']}"
+    message = planned(run, *words)
+    start = message["best"] or min((each for each in message["options"] if not each["fits"]), key=lacks)
+    assert message["ladder"]["tokens"] == start["speed"]["tokens"]
+    assert message["ladder"]["needs"] == start["memory"]["total"] / (1 << 30)
+    word = "the pick" if message["best"] else "the closest to fitting"
+    assert message["ladder"]["start"] == f"{word}: {start['name']}, batch {start['setup']['micro_batch']}"
 
 
 def lacks(option):
@@ -394,9 +394,11 @@ def lacks(option):
 @pytest.mark.parametrize("name", ["gpt2", "qwen2.5-0.5b"])
 @pytest.mark.parametrize("program", ["own", "trainer"])
 def test_one_gpu_gets_zero_0(run, name, program):
-    said = planned(run, name, "-n", 1, "--gpus", 1, "--for", program)
-    assert said["best"]["setup"]["stage"] == 0
-    sharding = [each for each in said["options"] if each["setup"]["stage"] and each["setup"]["optimizer_at"] == "gpu"]
+    message = planned(run, name, "-n", 1, "--gpus", 1, "--for", program)
+    assert message["best"]["setup"]["stage"] == 0
+    sharding = [
+        each for each in message["options"] if each["setup"]["stage"] and each["setup"]["optimizer_at"] == "gpu"
+    ]
     assert [each["why_not"] for each in sharding] == ["with one GPU it equals ZeRO-0"] * 3
     assert planned(run, name, "-n", 1, "--gpus", 2, "--for", program)["best"]["setup"]["stage"] > 0
 
@@ -409,9 +411,9 @@ def test_the_yaml_names_the_folder_of_the_model(run, tmp_path, model):
         (["llama-3.1-8b", "--model-path", "models/llama"], "models/llama"),
     ):
         assert run("plan", *words, "-n", 1, "--write", "train.yaml")[0] == 0
-        said = yaml.safe_load((tmp_path / "train.yaml").read_text())
-        assert said["model_name_or_path"] == path
-        assert said["enable_liger_kernel"] is True
+        message = yaml.safe_load((tmp_path / "train.yaml").read_text())
+        assert message["model_name_or_path"] == path
+        assert message["enable_liger_kernel"] is True
     assert run("plan", "gpt2", "-n", 1, "--write", "ds.json")[0] == 0  # names no model
 
 

@@ -33,24 +33,24 @@ def test_the_agent_reports_the_lines_of_the_trainers_log(tmp_path, log):
     path = tmp_path / "trainer_log.jsonl"
     progress = Progress(path)
     path.write_bytes(data(log))
-    told = list(progress.events())
-    json.dumps(told, allow_nan=False)
+    reported = list(progress.events())
+    json.dumps(reported, allow_nan=False)
     fields = ("step", "total", "loss", "lr", "grad_norm", "tokens_per_second", "eval_loss")
-    told = [[each.get(name) for name in fields] for each in told if each.keys() - {"step", "total", "epoch"}]
-    assert told == [[getattr(each, name) for name in fields] for each in readings(data(log))]
+    reported = [[each.get(name) for name in fields] for each in reported if each.keys() - {"step", "total", "epoch"}]
+    assert reported == [[getattr(each, name) for name in fields] for each in readings(data(log))]
 
 
 def test_nan_is_null_in_events_and_is_read_back(tmp_path):
     path = tmp_path / "trainer_log.jsonl"
     progress = Progress(path)
     path.write_text('{"current_steps": 3, "loss": NaN}\n')
-    (told,) = progress.events()
-    assert told == {"step": 3, "loss": None}
-    event = json.dumps({"event": "progress", "time": 1.5, "attempt": 1, **told})
+    (reported,) = progress.events()
+    assert reported == {"step": 3, "loss": None}
+    event = json.dumps({"event": "progress", "time": 1.5, "attempt": 1, **reported})
     assert math.isnan(reader.parse_line(event).values["loss"])
 
 
 def test_diagnose_reads_the_same_values_from_a_run_log():
     lines = reading.log_lines(data("gpt.log").decode(), "node01")
-    told = [(each["step"], each.get("loss"), each.get("eval_loss")) for each in reading.progress(lines)]
-    assert told == [(each.step, each.loss, each.eval_loss) for each in readings(data("gpt.log"))]
+    reported = [(each["step"], each.get("loss"), each.get("eval_loss")) for each in reading.progress(lines)]
+    assert reported == [(each.step, each.loss, each.eval_loss) for each in readings(data("gpt.log"))]

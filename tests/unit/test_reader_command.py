@@ -121,7 +121,7 @@ def test_a_rank_of_several():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["none.log"], r"cannot read none\.log: No such file"),
         (["./none"], "cannot read none: No such file"),
@@ -130,11 +130,11 @@ def test_a_rank_of_several():
         (["--csv", "--json", FOLDER / "gpt.log"], "--csv and --json cannot be used together"),
     ],
 )
-def test_invalid_arguments_are_refused(arguments, said, tmp_path, monkeypatch):
+def test_invalid_arguments_are_refused(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=said) as refused:
+    with pytest.raises(UsageError, match=message) as refused:
         metrics(*arguments)
-    assert refused.value.hint or "cannot read" in said or "cannot be used together" in said
+    assert refused.value.hint or "cannot read" in message or "cannot be used together" in message
 
 
 @pytest.mark.parametrize("count", ["0", "-3", "some", "1.5"])
@@ -285,7 +285,7 @@ def test_the_program_needs_python_alone():
 
 
 @pytest.mark.parametrize(
-    ("argv", "code", "said"),
+    ("argv", "code", "message"),
     [
         (["none.log"], 2, "cannot read none.log: No such file or directory"),
         (["--wrong"], 2, "python -m trainer.reader"),
@@ -294,8 +294,8 @@ def test_the_program_needs_python_alone():
         ([str(FOLDER / "gpt.log")], 0, ""),
     ],
 )
-def test_the_programs_exit_code(argv, code, said, capsys):
+def test_the_programs_exit_code(argv, code, message, capsys):
     assert program(argv) == code
     out, err = capsys.readouterr()
-    assert said in err
+    assert message in err
     assert bool(out) == (argv[0].endswith("gpt.log"))

@@ -98,13 +98,13 @@ LINES = [
 @pytest.mark.parametrize(("line", "source", "values"), LINES)
 @pytest.mark.parametrize("before", ["", "2026-11-22T07:15:00.123Z [3] ", "[default0]:", " 29%|##  | 8/28 [00:00<00:0"])
 def test_a_line(line, source, values, before):
-    told = parse_line(before + line)
-    assert told.source == source
-    assert set(told.values) == set(values)
+    reported = parse_line(before + line)
+    assert reported.source == source
+    assert set(reported.values) == set(values)
     for name, value in values.items():
-        assert told.values[name] == pytest.approx(value, nan_ok=True), name
-        assert type(told.values[name]) is type(value), name
-    assert before.rstrip() in (before + line)[: told.at]
+        assert reported.values[name] == pytest.approx(value, nan_ok=True), name
+        assert type(reported.values[name]) is type(value), name
+    assert before.rstrip() in (before + line)[: reported.at]
 
 
 @pytest.mark.parametrize("line", [line for line, _, _ in LINES])

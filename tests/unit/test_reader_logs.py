@@ -48,10 +48,10 @@ def test_without_a_bar_lines_are_counted_by_the_logging_steps_that_the_log_names
 
 def test_without_a_bar_and_logging_steps_readings_have_no_step():
     text = data("trainer_plain.log").replace(b"logging_steps=", b"logging_steps ")
-    told = readings(text)
-    assert len(told) == 28
-    assert [each.step for each in told if each.loss is not None] == [None] * 22
-    found = series(told)
+    reported = readings(text)
+    assert len(reported) == 28
+    assert [each.step for each in reported if each.loss is not None] == [None] * 22
+    found = series(reported)
     assert found.counted
     assert [row.step for row in found] == list(range(1, 23))
     assert [row.step for row in found if row.eval_loss is not None] == [5, 10, 15, 16, 21, 22]
@@ -82,9 +82,9 @@ def test_losses_that_are_nan_are_kept(log):
 
 
 def test_lines_that_torchrun_joins_by_ranks_name_no_step():
-    told = readings(data("trainer_tee.log"))
-    assert {(each.step, each.rank) for each in told} == {(None, 0)}
-    assert len([each for each in told if each.loss is not None]) == 8
+    reported = readings(data("trainer_tee.log"))
+    assert {(each.step, each.rank) for each in reported} == {(None, 0)}
+    assert len([each for each in reported if each.loss is not None]) == 8
 
 
 @pytest.mark.parametrize(("log", "digits"), [("llamafactory.log", 1e-3), ("llamafactory.jsonl", 0)])
@@ -105,12 +105,12 @@ def test_grad_norm_of_llamafactory_is_only_in_its_printed_log():
 
 
 def test_deepspeeds_times_belong_to_the_step_before_them():
-    told = rows("deepspeed.log")
-    assert [row.step for row in told] == [2, 4, 6]
-    assert told[1].lr == pytest.approx(1e-3 * 4 / 6, rel=1e-3)
+    reported = rows("deepspeed.log")
+    assert [row.step for row in reported] == [2, 4, 6]
+    assert reported[1].lr == pytest.approx(1e-3 * 4 / 6, rel=1e-3)
     whole = [line for line in data("deepspeed.log").decode().split("\n") if "| fwd: " in line]
     times = dict(part.split(": ") for part in whole[3].split(" | ")[1:])
-    assert told[1].ms == pytest.approx(sum(float(times[name]) for name in ("fwd", "bwd", "step")), abs=1e-6)
+    assert reported[1].ms == pytest.approx(sum(float(times[name]) for name in ("fwd", "bwd", "step")), abs=1e-6)
     assert {each.rank for each in readings(data("deepspeed.log")) if each.step} <= {0, None}
 
 
@@ -129,8 +129,8 @@ def test_both_logs_of_the_gpt_trainer_give_the_same_readings():
     assert lines.resumes == records.resumes == (Resume(after=6, at=4),)
     assert [row.step for row in lines] == [row.step for row in records] == list(range(1, 9))
     for line, record in zip(lines, records, strict=True):
-        for said, exact in zip(line, record, strict=True):
-            assert said == exact if exact is None else said == pytest.approx(exact, rel=3e-3)
+        for message, exact in zip(line, record, strict=True):
+            assert message == exact if exact is None else message == pytest.approx(exact, rel=3e-3)
     assert None not in lines.last(1)[0]
 
 

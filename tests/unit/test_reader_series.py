@@ -16,7 +16,7 @@ def losses(*steps, source="nanogpt", add=0.0, rank=None):
     return [Reading(step, loss=step + add, source=source, rank=rank) for step in steps]
 
 
-def told(found):
+def reported(found):
     return {row.step: row.loss for row in found}
 
 
@@ -35,13 +35,13 @@ def test_lines_about_one_step_make_one_row():
 
 def test_last_reading_of_a_step_is_used_and_later_steps_of_before_are_dropped():
     found = series([*losses(10, 20, 30, 40), *losses(25, 30, add=0.5)])
-    assert told(found) == {10: 10, 20: 20, 25: 25.5, 30: 30.5}
+    assert reported(found) == {10: 10, 20: 20, 25: 25.5, 30: 30.5}
     assert found.resumes == (Resume(after=40, at=25),)
 
 
 def test_every_resume_is_kept():
     found = series([*losses(1, 2, 3), *losses(2, 3, 4, add=0.1), *losses(1, 2, add=0.2)])
-    assert told(found) == {1: 1.2, 2: 2.2}
+    assert reported(found) == {1: 1.2, 2: 2.2}
     assert found.resumes == (Resume(3, 2), Resume(4, 1))
 
 
@@ -80,8 +80,8 @@ def test_each_rank_has_separate_rows_and_the_lowest_with_a_loss_is_shown():
         *losses(1, 2, rank=2, add=0.5),
     ]
     found = series(readings)
-    assert (found.rank, found.ranks, told(found)) == (2, (0, 2, 3), {1: 1.5, 2: 2.5})
-    assert told(series(readings, rank=3)) == {1: 1, 2: 2}
+    assert (found.rank, found.ranks, reported(found)) == (2, (0, 2, 3), {1: 1.5, 2: 2.5})
+    assert reported(series(readings, rank=3)) == {1: 1, 2: 2}
     assert list(series(readings, rank=7)) == []
 
 

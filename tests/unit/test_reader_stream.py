@@ -42,10 +42,12 @@ def test_file_lines_and_text_give_the_same_readings(log):
 @given(st.sampled_from(LOGS), st.data())
 def test_truncated_log_gives_the_first_readings(log, draw):
     content = data(log)
-    told = readings(content[: draw.draw(st.integers(0, len(content)))])
-    assert repr(told[:-1]) == repr(WHOLE[log][: len(told[:-1])])
-    if told:  # of the last line the state of the bar that has its step may be missing, and its pace and total with it
-        last, whole = told[-1], WHOLE[log][len(told) - 1]
+    reported = readings(content[: draw.draw(st.integers(0, len(content)))])
+    assert repr(reported[:-1]) == repr(WHOLE[log][: len(reported[:-1])])
+    if (
+        reported
+    ):  # of the last line the state of the bar that has its step may be missing, and its pace and total with it
+        last, whole = reported[-1], WHOLE[log][len(reported) - 1]
         assert repr(last) in {repr(whole), repr(whole._replace(step=None, ms=None, total=None))}
 
 
@@ -54,10 +56,10 @@ def test_truncated_log_gives_the_first_readings(log, draw):
 def test_log_without_its_start_gives_no_other_readings(log, draw):
     """But for what stood there: whose line was torn, the tokens or examples of a step, the count of lines."""
     content = data(log)
-    told = readings(content[draw.draw(st.integers(0, len(content))) :])
+    reported = readings(content[draw.draw(st.integers(0, len(content))) :])
     values = {repr((each.loss, each.lr, each.grad_norm, each.eval_loss)) for each in WHOLE[log]}
     steps = {each.step for each in WHOLE[log]} | {None}
-    for each in told:
+    for each in reported:
         assert repr((each.loss, each.lr, each.grad_norm, each.eval_loss)) in values
         assert each.step in steps
 
@@ -69,12 +71,12 @@ def test_lines_of_ranks_may_come_in_any_order(log, draw):
     order = draw.draw(st.lists(st.integers(0, 2), min_size=len(lines), max_size=3 * len(lines)))
     left = {rank: list(lines) for rank in range(3)}
     order += [rank for rank in range(3) for _ in lines]
-    told = list(read(f"[default{rank}]:{left[rank].pop(0)}\n" for rank in order if left[rank]))
+    reported = list(read(f"[default{rank}]:{left[rank].pop(0)}\n" for rank in order if left[rank]))
     alone = list(read(line + "\n" for line in lines))
     for rank in range(3):
-        mine = [each._replace(rank=None) for each in told if each.rank == rank]
+        mine = [each._replace(rank=None) for each in reported if each.rank == rank]
         assert mine == alone
-        assert list(series(mine)) == list(series(told, rank))
+        assert list(series(mine)) == list(series(reported, rank))
 
 
 @settings(deadline=None)
@@ -112,8 +114,8 @@ def test_other_bars_have_no_step_of_the_training(state):
 
 def test_two_lines_without_a_bar_between_them_end_the_steps():
     line = "{'loss': '5.2', 'epoch': '1'}\n"
-    told = list(read([line, line, f"\r{BAR % 4}\r", line, f"\r{BAR % 6}\r"]))
-    assert [each.step for each in told] == [None, None, None]
+    reported = list(read([line, line, f"\r{BAR % 4}\r", line, f"\r{BAR % 6}\r"]))
+    assert [each.step for each in reported] == [None, None, None]
 
 
 def test_bar_overrides_the_count_of_lines():
@@ -131,8 +133,8 @@ def test_lines_are_not_counted_if_the_first_step_is_logged():
 def test_a_line_before_another_start_has_no_step():
     begins = "\r  0%|          | 0/32 [00:00<?, ?it/s]\r"
     line = "{'loss': '5.2', 'epoch': '1'}\n"
-    told = list(read([line, begins, line, f"\r{BAR % 4}\r"]))
-    assert [each.step for each in told] == [None, 4]
+    reported = list(read([line, begins, line, f"\r{BAR % 4}\r"]))
+    assert [each.step for each in reported] == [None, 4]
 
 
 def test_slow_bar_shows_seconds_per_step():
@@ -155,8 +157,8 @@ def test_examples_per_second_give_a_time_if_the_batch_is_known():
 
 def test_time_without_a_step_has_no_step():
     line = "[Rank 0] time (ms) | fwd: 1.00 | bwd: 2.50 | bwd_inner: 2.00 | step: 0.50\n"
-    told = list(read(["[Rank 0] step=2, skipped=0, lr=[0.1], mom=[]\n", line, line]))
-    assert [(each.step, each.ms) for each in told] == [(2, None), (2, 4.0), (None, 4.0)]
+    reported = list(read(["[Rank 0] step=2, skipped=0, lr=[0.1], mom=[]\n", line, line]))
+    assert [(each.step, each.ms) for each in reported] == [(2, None), (2, 4.0), (None, 4.0)]
 
 
 @pytest.mark.parametrize(

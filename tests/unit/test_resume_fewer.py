@@ -94,8 +94,8 @@ NODES = tuple(Node(f"gpu0{number}", f"10.0.0.{number}") for number in range(1, 5
 CLUSTER = Inventory(Path("inventory.yaml"), PurePosixPath("/opt/llm/current"), NODES)
 
 
-def state(node, rank, *, nnodes=3, began=100.0, said="failed"):
-    about = {"run": "r1", "node": node, "node_rank": rank, "nnodes": nnodes, "state": said, "began": began, "uid": 0}
+def state(node, rank, *, nnodes=3, began=100.0, message="failed"):
+    about = {"run": "r1", "node": node, "node_rank": rank, "nnodes": nnodes, "state": message, "began": began, "uid": 0}
     return f"me 0\nboot b\npart r1/logs/node{rank} alice\nstate {json.dumps(about)}"
 
 

@@ -273,7 +273,7 @@ def test_missing_config(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"a: [1\nb: 2", "sft.yaml:2: not YAML"),
         (b"\x00", "not YAML"),
@@ -295,16 +295,16 @@ def test_missing_config(tmp_path):
         (b"model_name_or_path: /m\ndataset: {a: 1}", "sft.yaml:2: dataset: {'a': 1} is not the name"),
     ],
 )
-def test_invalid_configs(tmp_path, content, said):
+def test_invalid_configs(tmp_path, content, message):
     config = tmp_path / "sft.yaml"
     config.write_bytes(content)
-    assert said in refused(config)
+    assert message in refused(config)
 
 
 def test_a_hub_id(project):
-    said = refused(configure(project, model_name_or_path="Qwen/Qwen2.5-7B"))
-    assert "sft.yaml:8: model_name_or_path: Qwen/Qwen2.5-7B" in said
-    assert "no internet" in said
+    message = refused(configure(project, model_name_or_path="Qwen/Qwen2.5-7B"))
+    assert "sft.yaml:8: model_name_or_path: Qwen/Qwen2.5-7B" in message
+    assert "no internet" in message
 
 
 def test_a_missing_file(project):
@@ -318,13 +318,13 @@ def test_a_file_that_is_relative_to_something_else(project, tmp_path, monkeypatc
 
 
 def test_an_unknown_dataset(project):
-    said = refused(configure(project, dataset="tiny,tyni"))
-    assert "sft.yaml:8: dataset: tyni is not in" in said
-    assert "it has tiny, unused" in said
+    message = refused(configure(project, dataset="tiny,tyni"))
+    assert "sft.yaml:8: dataset: tyni is not in" in message
+    assert "it has tiny, unused" in message
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "message"),
     [
         ({"hf_hub_url": "org/set"}, "comes from a hub (org/set)"),
         ({"columns": {}}, "has no file_name"),
@@ -333,15 +333,15 @@ def test_an_unknown_dataset(project):
         (["x"], "is not a JSON object"),
     ],
 )
-def test_datasets_that_cannot_be_sent(project, entry, said):
+def test_datasets_that_cannot_be_sent(project, entry, message):
     info(project, tiny=entry)
-    assert said in refused(project / "sft.yaml")
+    assert message in refused(project / "sft.yaml")
 
 
-@pytest.mark.parametrize(("text", "said"), [("{\n,", "dataset_info.json:2: not JSON"), ("[]", "not a JSON object")])
-def test_a_broken_dataset_info(project, text, said):
+@pytest.mark.parametrize(("text", "message"), [("{\n,", "dataset_info.json:2: not JSON"), ("[]", "not a JSON object")])
+def test_a_broken_dataset_info(project, text, message):
     write(project / "data" / "dataset_info.json", text)
-    assert said in refused(project / "sft.yaml")
+    assert message in refused(project / "sft.yaml")
 
 
 def test_no_dataset_info(project):
@@ -350,10 +350,10 @@ def test_no_dataset_info(project):
 
 
 def test_too_many_bytes_are_refused(project):
-    said = refused(project / "sft.yaml", limit=100)
-    assert "sft.yaml:2: model_name_or_path: 102 bytes of the" in said
-    assert "the limit is 100 bytes" in said
-    assert "absolute path" in said
+    message = refused(project / "sft.yaml", limit=100)
+    assert "sft.yaml:2: model_name_or_path: 102 bytes of the" in message
+    assert "the limit is 100 bytes" in message
+    assert "absolute path" in message
 
 
 def test_a_link_in_a_circle(project):

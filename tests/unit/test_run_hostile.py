@@ -192,8 +192,8 @@ def test_owner_of_another_users_run_is_reported():
 @given(st.lists(st.tuples(st.sampled_from(EVENTS), objects(EVENT)), max_size=8))
 def test_every_event_is_accepted(tmp_path_factory, events):
     folder = tmp_path_factory.mktemp("run")
-    said = []
-    follower = Follower("run-1", NAMES, folder, emit=said.append)
+    message = []
+    follower = Follower("run-1", NAMES, folder, emit=message.append)
     for kind, event in events:
         follower.take("node01", parsed(json.dumps(event | {"event": kind})))
     follower.close()
@@ -263,9 +263,9 @@ FACTS = list(Facts.__dataclass_fields__)
 
 
 @given(objects(FACTS))
-def test_facts_have_their_types_or_are_refused(said):
+def test_facts_have_their_types_or_are_refused(message):
     with contextlib.suppress(ClusterctlError):
-        facts = Facts.parse(json.dumps(said))
+        facts = Facts.parse(json.dumps(message))
         assert isinstance(facts.gpus + facts.cpus + facts.clock, int | float)
         assert all(isinstance(run["run"], str) for run in facts.runs)
 
@@ -281,8 +281,8 @@ def test_invalid_facts_are_an_error_with_a_reason(text):
 @given(
     st.dictionaries(st.sampled_from(["/a", "/b"]), objects(readiness.Content.__dataclass_fields__) | VALUES, max_size=2)
 )
-def test_content_of_a_node_can_always_be_compared(said):
-    found = readiness.parse_content(json.dumps(said))
+def test_content_of_a_node_can_always_be_compared(message):
+    found = readiness.parse_content(json.dumps(message))
     other = readiness.Content("folder", entries={"a": "1 x", "b": "2 y"}, names="n", content="c", files=2)
     for path, one in found.items():
         assert list(readiness.compare_content(path, {"node01": one, "node02": other, "node03": other}))
@@ -360,8 +360,8 @@ def test_invalid_output_folder(output):
 
 
 @given(objects(["name", "step", "refused"]))
-def test_newest_checkpoint_is_one_of_the_offers(said):
-    assert newest(said, {"checkpoint-2"}).name in {None, "checkpoint-2"}
+def test_newest_checkpoint_is_one_of_the_offers(message):
+    assert newest(message, {"checkpoint-2"}).name in {None, "checkpoint-2"}
 
 
 def test_a_list_of_files_with_odd_numbers():
@@ -381,8 +381,8 @@ def test_a_list_of_files_with_odd_numbers():
         max_size=6,
     )
 )
-def test_every_event_of_a_measurement_can_be_used(said):
-    lines = [json.dumps(fields | {"event": kind}) for kind, fields in said]
+def test_every_event_of_a_measurement_can_be_used(message):
+    lines = [json.dumps(fields | {"event": kind}) for kind, fields in message]
     events = [event for line in lines if (event := parse_event(line, 2))]
     assert rows(events) is not None
     assert pair_rates(events, NAMES) is not None
@@ -446,6 +446,6 @@ def test_every_log_of_a_node_can_be_diagnosed(log, machine, kernel, events):
         assert entry("node01", line).node == "node01"
 
 
-@pytest.mark.parametrize("said", ["9" * 5000, "1." + "9" * 5000, "²"])
-def test_invalid_time_of_a_node(said):
-    assert clock.bounds(said, 0.0, 1.0) is None
+@pytest.mark.parametrize("message", ["9" * 5000, "1." + "9" * 5000, "²"])
+def test_invalid_time_of_a_node(message):
+    assert clock.bounds(message, 0.0, 1.0) is None

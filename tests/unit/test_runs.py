@@ -48,7 +48,7 @@ class Shell:
         return Result(done.returncode, "" if on_line else out, done.stderr.decode())
 
 
-def said(node="node01", rank=0, state="running", **more):
+def printed(node="node01", rank=0, state="running", **more):
     return {
         "run": "r1",
         "node": node,
@@ -89,7 +89,7 @@ def runs_of(*answers):
 
 
 def test_run_is_merged_from_the_answers_of_its_nodes():
-    run = runs_of(("node01", answer(said())), ("node02", answer(said("node02", 1))))["r1"]
+    run = runs_of(("node01", answer(printed())), ("node02", answer(printed("node02", 1))))["r1"]
     assert (run.nodes, run.state, run.live, run.missing, run.owner) == (
         ("node01", "node02"),
         "running",
@@ -109,12 +109,12 @@ def test_run_is_merged_from_the_answers_of_its_nodes():
     ],
 )
 def test_an_agent_that_exits_without_an_end_is_lost(stat, change):
-    run = runs_of(("node01", answer(said(**change), stat=stat)))["r1"]
+    run = runs_of(("node01", answer(printed(**change), stat=stat)))["r1"]
     assert (run.state, run.live) == (LOST, False)
 
 
 def test_answer_of_a_node_overrides_the_shared_folder():
-    both = answer(said(), said("node02", 1))
+    both = answer(printed(), printed("node02", 1))
     run = runs_of(("node01", both), ("node02", both))["r1"]
     assert [part.alive for part in run.parts] == [True, True]
     assert run.parts[1].seen_on == ("node01", "node02")
@@ -124,8 +124,8 @@ def test_answer_of_a_node_overrides_the_shared_folder():
 
 def test_a_run_with_an_end_on_every_node_has_the_worst_of_them():
     ended = [
-        ("node01", answer(said(state="finished"), stat="")),
-        ("node02", answer(said("node02", 1, "failed"), stat="")),
+        ("node01", answer(printed(state="finished"), stat="")),
+        ("node02", answer(printed("node02", 1, "failed"), stat="")),
     ]
     run = runs_of(*ended)["r1"]
     assert (run.state, run.ended, run.live) == ("failed", True, False)
@@ -141,14 +141,14 @@ def test_pace_uses_the_last_samples_of_this_attempt():
     assert pace_of([{"time": 0, "step": 90}, {"time": 10, "step": 40}, {"time": 30, "step": 50}]) == 2
     assert pace_of([{"time": 0, "step": 4}]) is None
     samples = [{"time": 0, "step": 20}, {"time": 40, "step": 40}]
-    assert runs_of(("node01", answer(said(), samples=samples)))["r1"].left() == 160
+    assert runs_of(("node01", answer(printed(), samples=samples)))["r1"].left() == 160
 
 
 def test_the_script_finds_a_living_agent_and_its_last_samples(tmp_path):
     pid = os.getpid()
     start = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    for number, state in enumerate((said(pid=pid, start=start, boot_id=boot), said(state="finished", pid=1))):
+    for number, state in enumerate((printed(pid=pid, start=start, boot_id=boot), printed(state="finished", pid=1))):
         logs = tmp_path / "runs" / f"2026-{number}" / "logs" / "node0"
         logs.mkdir(parents=True)
         (logs / "state.json").write_text(json.dumps(state, indent=1) + " " * 100)
@@ -231,26 +231,26 @@ SAMPLE = {
 
 
 def test_a_table_of_runs_omits_unknown_columns():
-    live = ("node01", answer(said(), samples=[{"time": 1, "step": 39}, SAMPLE]))
-    lines = run_lines(runs_of(live, ("node02", answer(said("node02", 1)))), 1065.0)
+    live = ("node01", answer(printed(), samples=[{"time": 1, "step": 39}, SAMPLE]))
+    lines = run_lines(runs_of(live, ("node02", answer(printed("node02", 1)))), 1065.0)
     assert lines == [
         "RUN  STATE    NODES        STEP    LOSS  LEFT   AGE",
         "r1   running  node[01-02]  40/120  1.25  1 min  1 min",
     ]
     assert run_lines({}, 0) == []
-    (_, row) = run_lines(runs_of(("node01", answer(said(step=None, loss=None)))), 1065.0)
+    (_, row) = run_lines(runs_of(("node01", answer(printed(step=None, loss=None)))), 1065.0)
     assert "node01 +1 ?" in row
 
 
 def test_table_of_runs_names_owners_if_other_users_have_runs():
-    found = runs_of(("node01", answer(said(uid=1001))))
+    found = runs_of(("node01", answer(printed(uid=1001))))
     assert "alice" not in run_lines(found, 1065.0, {"node01": 1001})[1]
     assert "alice" in run_lines(found, 1065.0, {"node01": 0})[1]
 
 
 def test_a_table_of_runs_fits_into_80_columns():
     name = "20261121-071500-" + "x" * 16
-    states = said(step=12000, total=120000, began=1000.0, uid=5), said("node02", 1, step=12000, uid=5)
+    states = printed(step=12000, total=120000, began=1000.0, uid=5), printed("node02", 1, step=12000, uid=5)
     samples = [{"time": 0, "step": 11999}, {"time": 9, "step": 12000}]
     told_by = [(state["node"], answer(state, samples=samples, run=name)) for state in states]
     lines = run_lines(runs_of(*told_by), 9000.0, {"node01": 0})
@@ -260,13 +260,13 @@ def test_a_table_of_runs_fits_into_80_columns():
 
 
 def test_all_nodes_of_a_run_show_its_total_steps():
-    run = runs_of(("node01", answer(said())), ("node02", answer(said("node02", 1, total=None))))["r1"]
+    run = runs_of(("node01", answer(printed())), ("node02", answer(printed("node02", 1, total=None))))["r1"]
     rows = run_output(RunStatus(run, {}), 1065.0)[1].splitlines()
     assert ["40/120" in row for row in rows if row.startswith("node0")] == [True, True]
 
 
 def test_resume_is_suggested_only_if_it_can_work(tmp_path):
-    run = runs_of(("node01", answer(said(state="failed", resumable=False), stat="")))["r1"]
+    run = runs_of(("node01", answer(printed(state="failed", resumable=False), stat="")))["r1"]
     assert "resume" not in run_output(RunStatus(run, {}), 1065.0)[1]
     nothing = Stopped("r1", ("node01",), asked_to_save=True, resumable=False)
     assert "--output" in stop_output(nothing)[1]
@@ -285,7 +285,7 @@ def test_without_any_answer_exclude_is_not_suggested():
 def test_one_run_is_shown_with_each_of_its_nodes():
     why = {"node": "node02", "rank": 1, "text": "CUDA out of memory\nmore"}
     run = runs_of(
-        ("node01", answer(said(attempts=4, attempt=2, checkpoint="checkpoint-40", why=why), samples=[SAMPLE]))
+        ("node01", answer(printed(attempts=4, attempt=2, checkpoint="checkpoint-40", why=why), samples=[SAMPLE]))
     )
     data, text = run_output(RunStatus(run["r1"], {"node02": "no route"}), 1065.0)
     lines = text.splitlines()
@@ -397,7 +397,7 @@ def test_stop_reports_what_it_verified_on_each_node(tmp_path):
 
 
 def test_run_of_another_user_is_refused_with_its_owner():
-    run = runs_of(("node01", answer(said(uid=1001))))["r1"]
+    run = runs_of(("node01", answer(printed(uid=1001))))["r1"]
     with pytest.raises(PreflightError, match="not yours") as caught:
         refuse_others(SESSION, run, Runs({}, {}, {"node01": 1000}), others_too=True)
     assert caught.value.reasons == {"node01": "it belongs to alice"}
@@ -409,16 +409,18 @@ def test_run_of_another_user_is_refused_with_its_owner():
 
 
 def test_runs_that_cannot_resume_are_refused():
-    both = [("node01", answer(said())), ("node02", answer(said("node02", 1)))]
+    both = [("node01", answer(printed())), ("node02", answer(printed("node02", 1)))]
     with pytest.raises(UsageError, match=r"run r1 is running on node\[01-02\]"):
         refuse_resume(SESSION, runs_of(*both)["r1"], {})
-    done = [(name, answer(said(name, rank, "finished"), stat="")) for rank, name in enumerate(("node01", "node02"))]
+    done = [(name, answer(printed(name, rank, "finished"), stat="")) for rank, name in enumerate(("node01", "node02"))]
     with pytest.raises(UsageError, match="has finished"):
         refuse_resume(SESSION, runs_of(*done)["r1"], {})
     with pytest.raises(NodesFailedError, match="without all of its nodes") as caught:
-        refuse_resume(SESSION, runs_of(("node01", answer(said(state="failed"), stat="")))["r1"], {"node02": "no route"})
+        refuse_resume(
+            SESSION, runs_of(("node01", answer(printed(state="failed"), stat="")))["r1"], {"node02": "no route"}
+        )
     assert caught.value.reasons == {"node02": "no route"}
-    failed = [(name, answer(said(name, rank, "failed"), stat="")) for rank, name in enumerate(("node01", "node02"))]
+    failed = [(name, answer(printed(name, rank, "failed"), stat="")) for rank, name in enumerate(("node01", "node02"))]
     refuse_resume(SESSION, runs_of(*failed)["r1"], {})
 
 
@@ -557,7 +559,7 @@ def going(*ids):
     runs = {}
     for name in ids:
         live = name.endswith("*")
-        about = {**said(state="running" if live else "failed"), "run": name.rstrip("*")}
+        about = {**printed(state="running" if live else "failed"), "run": name.rstrip("*")}
         found = runs_of(("node01", answer(about, **({} if live else {"stat": ""}))))
         runs |= {name.rstrip("*"): replace(run, id=name.rstrip("*")) for run in found.values()}
     return inventory, Runs(runs, {}, {"node01": 0})

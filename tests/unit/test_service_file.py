@@ -83,18 +83,18 @@ def test_a_dropped_in_file_is_a_service(copy):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [("what now?", "services.motd.text (line 3): asks a question"), ("", "services.motd.text (line 3): is empty")],
 )
-def test_errors_in_its_options_are_reported_with_their_line(copy, text, said):
+def test_errors_in_its_options_are_reported_with_their_line(copy, text, printed):
     (copy / "inventory.yaml").write_text(INVENTORY % text)
     result = python(copy, *CLUSTERCTL, "services", "apply", "--dry-run")
     assert result.returncode != 0
-    assert said in " ".join(result.stderr.split())
+    assert printed in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "printed"),
     [
         *((f"{name} ", f"{name}_ ", f"it does not define {name}") for name in ("ABOUT", "AFTER")),
         ("class Options", "class Choices", "it does not define Options"),
@@ -103,9 +103,9 @@ def test_errors_in_its_options_are_reported_with_their_line(copy, text, said):
         ('"chrony"', '"motd"', "AFTER is circular: motd -> motd"),
     ],
 )
-def test_file_that_is_not_a_service_is_an_error_with_the_reason(copy, old, new, said):
+def test_file_that_is_not_a_service_is_an_error_with_the_reason(copy, old, new, printed):
     (copy / "provision/services/motd.py").write_text(MOTD.replace(old, new))
     result = python(copy, *CLUSTERCTL, "services", "apply", "motd", "--dry-run")
     assert result.returncode not in (0, None)
-    assert said in " ".join(result.stderr.split())
+    assert printed in " ".join(result.stderr.split())
     assert "Traceback" not in result.stderr

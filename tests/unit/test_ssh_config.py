@@ -49,7 +49,7 @@ def attempt(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         ("Host *\n  Port abc\n", "~/.ssh/config cannot be used for gpu01: .*'abc'"),
         ("Host *\n  Port 999999\n  HostName 127.0.0.1\n", "port"),
@@ -69,9 +69,9 @@ def attempt(tmp_path, monkeypatch):
         ("Include ~/.ssh/config\nHost *\n  Port abc\n", "~/.ssh/config cannot be used for gpu01"),
     ],
 )
-def test_an_odd_ssh_config_is_an_error_line(attempt, config, said):
+def test_an_odd_ssh_config_is_an_error_line(attempt, config, message):
     error = attempt(config)
-    assert re.search(said, str(error))
+    assert re.search(message, str(error))
     assert "Traceback" not in str(error)
     assert len(str(error)) < 500
 

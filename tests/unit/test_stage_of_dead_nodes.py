@@ -20,7 +20,7 @@ def folder(tmp_path, monkeypatch):
         yield tmp_path
 
 
-def told(argv, capsys):
+def reported(argv, capsys):
     with pytest.raises(SystemExit) as ended:
         main(argv)
     shown = capsys.readouterr()
@@ -33,10 +33,10 @@ def told(argv, capsys):
     ids=lambda words: words[0],
 )
 def test_no_stage_of_a_command_that_failed_on_every_node_is_done(folder, capsys, words):
-    code, said = told([words[0], "-i", "my.yaml", *words[1:]], capsys)
-    assert code == 5, said
-    assert "failed after" in said
-    assert ": done in" not in said
+    code, message = reported([words[0], "-i", "my.yaml", *words[1:]], capsys)
+    assert code == 5, message
+    assert "failed after" in message
+    assert ": done in" not in message
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_no_stage_of_a_command_that_failed_on_every_node_is_done(folder, capsys,
 def test_the_hint_about_a_misspelled_key_is_the_command_with_force(folder, capsys, words, hint):
     (folder / "good.yaml").write_text("model_name_or_path: /m\nstage: sft\n")
     (folder / "sft.yaml").write_text("model_name_or_path: /m\nstage: sft\nmax_stesp: 3\n")
-    code, said = told(["train", *words], capsys)
-    assert code == 2, said
-    assert said.splitlines()[-1].endswith(f"has max_stesp: {hint}"), said
-    code, said = told(hint.split()[1:], capsys)  # pasted
-    assert code == 5, said
+    code, message = reported(["train", *words], capsys)
+    assert code == 2, message
+    assert message.splitlines()[-1].endswith(f"has max_stesp: {hint}"), message
+    code, message = reported(hint.split()[1:], capsys)  # pasted
+    assert code == 5, message

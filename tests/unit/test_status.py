@@ -41,8 +41,8 @@ def test_several_whole_second_samples_give_a_bound_below_a_second():
     samples = []
     for number in range(10):
         sent = 1000 + 0.11 * number
-        said = int(sent + 0.001 + true)
-        samples.append(bounds(f"{said}.%N", sent, sent + 0.002)[0])
+        message = int(sent + 0.001 + true)
+        samples.append(bounds(f"{message}.%N", sent, sent + 0.002)[0])
     found = combined(samples)
     assert abs(found.seconds - true) <= found.error <= 0.07
 
@@ -54,8 +54,8 @@ def test_an_offset_survives_as_a_line():
 
 
 def test_spans_in_units_that_suit():
-    said = {0: "0.0 ms", 0.0004: "0.4 ms", 0.08: "80 ms", -5.2: "-5.2 s", 7200 * 12: "24 h", 600: "10 min"}
-    assert {seconds: span(seconds) for seconds in said} == said
+    message = {0: "0.0 ms", 0.0004: "0.4 ms", 0.08: "80 ms", -5.2: "-5.2 s", 7200 * 12: "24 h", 600: "10 min"}
+    assert {seconds: span(seconds) for seconds in message} == message
     assert show_offset(Offset(-1e-6, 0.001)) == "+0.0 ms ± 1.0 ms"
 
 

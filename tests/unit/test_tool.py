@@ -228,9 +228,9 @@ def test_equal_files_give_an_equal_tool(tmp_path):
 
 def test_the_archive_opens_with_tar_and_has_fixed_owners_and_times(tmp_path):
     file = tmp_path / "tool.tar.gz"
-    told = []
+    reported = []
     with file.open("wb") as out:
-        _, size = pack.write_archive(ITEMS, out, told.append)
+        _, size = pack.write_archive(ITEMS, out, reported.append)
     with tarfile.open(file) as tar:
         members = tar.getmembers()
         assert tar.extractfile("lib/a b").read() == ITEMS["lib/a b"].source
@@ -238,7 +238,7 @@ def test_the_archive_opens_with_tar_and_has_fixed_owners_and_times(tmp_path):
     assert {(member.uid, member.gid, member.uname, member.mtime) for member in members} == {(0, 0, "", 315532800)}
     assert [member.mode for member in members] == [0o755, 0o644, 0o644, 0o644]
     assert len(subprocess.run(["gzip", "-dc", file], check=True, capture_output=True).stdout) == size
-    assert isinstance(told[0], Progress)
+    assert isinstance(reported[0], Progress)
 
 
 def test_unwritable_output_is_reported(tmp_path, monkeypatch):
@@ -260,10 +260,10 @@ def test_a_tool_that_does_not_start_is_not_written(tmp_path):
 
 
 def test_untestable_tool_is_written_with_a_warning(tmp_path):
-    told = []
+    reported = []
     command = b"#!/bin/sh\necho 'error: is /tmp mounted with noexec?' >&2\nexit 2\n"
-    pack.write(tmp_path / "x.run", {**ITEMS, "clusterctl": Item(command)}, emit=told.append)
-    assert [event.level for event in told if isinstance(event, Notice)] == ["warning"]
+    pack.write(tmp_path / "x.run", {**ITEMS, "clusterctl": Item(command)}, emit=reported.append)
+    assert [event.level for event in reported if isinstance(event, Notice)] == ["warning"]
     assert (tmp_path / "x.run").exists()
 
 

@@ -152,8 +152,8 @@ def go(inventory):
         starts = dict(starts)
         ok = Result(0, '{"started": true, "at": 7}\n')
         remotes = {
-            node.name: Remote(node, starts.get(node.name, ok), told, go.stops)
-            for node, told in zip(nodes, events, strict=True)
+            node.name: Remote(node, starts.get(node.name, ok), reported, go.stops)
+            for node, reported in zip(nodes, events, strict=True)
         }
 
         class Connections:

@@ -206,15 +206,15 @@ def interrupted(monkeypatch):
 
 def test_ctrl_c_stops_the_run_without_a_terminal(follow, interrupted):
     interrupted(KeyboardInterrupt())
-    told = threading.Event()
-    assert follow(Remote(A, [told, STOPPED]), stop=told.set) == "ended"
+    reported = threading.Event()
+    assert follow(Remote(A, [reported, STOPPED]), stop=reported.set) == "ended"
     assert follow.follower.state == "stopped"
 
 
 def test_two_interrupts_at_once_count_as_one_and_a_later_one_exits(follow, interrupted, monkeypatch):
     interrupted(KeyboardInterrupt(), KeyboardInterrupt())
-    told = threading.Event()
-    assert follow(Remote(A, [told, STOPPED]), stop=told.set) == "ended"
+    reported = threading.Event()
+    assert follow(Remote(A, [reported, STOPPED]), stop=reported.set) == "ended"
     monkeypatch.setattr(attach, "SAME", -1.0)
     never = threading.Event()
     try:

@@ -25,8 +25,8 @@ def job(tmp_path):
 @pytest.mark.parametrize("zero", ZERO_CHOICES)
 def test_configuration_is_written_and_referenced(job, zero):
     luggage = pack_files(job(CONFIG), zero)
-    said = luggage.texts["job/train.yaml"].decode()
-    assert said == f"{CONFIG}\ndeepspeed: ds_zero{zero}.json\n"
+    message = luggage.texts["job/train.yaml"].decode()
+    assert message == f"{CONFIG}\ndeepspeed: ds_zero{zero}.json\n"
     config = json.loads(luggage.texts[f"job/ds_zero{zero}.json"])
     assert config["zero_optimization"]["stage"] == int(zero[0])
     assert ("offload_optimizer" in config["zero_optimization"]) == zero.endswith("-offload")

@@ -84,9 +84,9 @@ def crew(count=3):
 
 def test_a_lost_connection_closes_the_channel_and_blames_no_node():
     members, refused = crew(), set()
-    (said,) = assign_blame(members, Outcome(lost={"n0": "Connection reset"}), refused, 60)
+    (message,) = assign_blame(members, Outcome(lost={"n0": "Connection reset"}), refused, 60)
     assert refused == {("n0", "n1")}
-    assert said == "n1: the connection from n0 was lost: Connection reset; trying another route"
+    assert message == "n1: the connection from n0 was lost: Connection reset; trying another route"
     assert [member.error for member in members] == [None, None, None]
 
 
@@ -104,9 +104,9 @@ def test_node_does_not_relay_after_two_failed_routes():
 def test_a_node_that_fails_itself_explains_why_it_was_lost():
     members, refused = crew(), set()
     outcome = Outcome(lost={"n0": "exit code 3"}, failed={"n1": Failure("/i", (0, 5), "tar: No space left on device")})
-    (said,) = assign_blame(members, outcome, refused, 60)
+    (message,) = assign_blame(members, outcome, refused, 60)
     why = "no space left on the device (/i); at least 10 B were needed, and a rerun continues"
-    assert said == f"n1: {why}"
+    assert message == f"n1: {why}"
     assert members[1].error.reason == why
     assert refused == set()
 
@@ -133,15 +133,15 @@ def test_attempts_with_progress_do_not_count():
 
 def test_damaged_units_disable_their_route():
     members, refused = crew(), set()
-    (said,) = assign_blame(members, Outcome(bad={"n2"}), refused, 60)
+    (message,) = assign_blame(members, Outcome(bad={"n2"}), refused, 60)
     assert refused == {("n1", "n2")}
-    assert said == "n2: a unit arrived damaged; trying another route"
+    assert message == "n2: a unit arrived damaged; trying another route"
 
 
 def test_a_stalled_node_is_named():
     members, refused = crew(), set()
-    (said,) = assign_blame(members, Outcome(stalled="n1"), refused, 60)
-    assert said == "n1: it sent no report for 60 s; trying another route"
+    (message,) = assign_blame(members, Outcome(stalled="n1"), refused, 60)
+    assert message == "n1: it sent no report for 60 s; trying another route"
     assert refused == {("n0", "n1")}
 
 
@@ -149,8 +149,8 @@ def test_unexplained_failure_retries_the_first_node():
     members = crew()
     error = NodeUnreachable(members[0].target.node, "the connection was lost")
     assert assign_blame(members, Outcome(error=error), set(), 60) == ["n0: the connection was lost; trying again"]
-    (said,) = assign_blame(members, Outcome(code=137), set(), 60)
-    assert said == "n0: its transfer process was killed (exit code 137); trying again"
+    (message,) = assign_blame(members, Outcome(code=137), set(), 60)
+    assert message == "n0: its transfer process was killed (exit code 137); trying again"
     assign_blame(members, Outcome(code=137), set(), 60)
     assert members[0].error
 

@@ -9,17 +9,17 @@ from provision.tasks import deploy
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"),
+    ("seconds", "text"),
     [
         ("5", "has been running here for 5 s"),
         ("7200", "has been running here for 120 min"),
         ("-86400", "is running here"),  # the clock was set back meanwhile
     ],
 )
-def test_how_long_another_command_has_been_running(seconds, said):
+def test_how_long_another_command_has_been_running(seconds, text):
     with pytest.raises(PreflightError, match="1 of 2 nodes are locked") as refused:
         lock.refuse_busy({"a": "held a boot", "b": f"busy {seconds} me on head, process 7"})
-    assert refused.value.reasons == {"b": f"another command of me on head, process 7 {said}"}
+    assert refused.value.reasons == {"b": f"another command of me on head, process 7 {text}"}
 
 
 def test_node_that_shares_a_root_names_the_owner_of_the_lock():

@@ -14,8 +14,8 @@ import pytest
 def test_both_machines_have_their_names_and_reach_only_each_other(lab):
     for each, other in ((lab.head, lab.client), (lab.client, lab.head)):
         command = "hostname; cat /etc/hostname; systemctl is-system-running; ip route show default"
-        said = each.out(f"{command}; exec 3<>/dev/tcp/{other.address}/22 && head -c 4 <&3")
-        assert said == f"{each.name}\n{each.name}\nrunning\nSSH-"
+        message = each.out(f"{command}; exec 3<>/dev/tcp/{other.address}/22 && head -c 4 <&3")
+        assert message == f"{each.name}\n{each.name}\nrunning\nSSH-"
     assert lab.head.boot != lab.client.boot
 
 

@@ -57,9 +57,9 @@ def main() -> None:
         weight *= 0.99
         loss = round(weight**2 + 1.0 / step, 6)
         if RANK == 0:
-            said = {"current_steps": step, "total_steps": given.steps, "loss": loss, "lr": 0.01}
+            message = {"current_steps": step, "total_steps": given.steps, "loss": loss, "lr": 0.01}
             with (given.output / "trainer_log.jsonl").open("a") as log:
-                log.write(json.dumps(said) + "\n")
+                log.write(json.dumps(message) + "\n")
             print(f"step {step} loss {loss:.6f}", flush=True)
         if given.save_every and step % given.save_every == 0:
             save(given.output / f"checkpoint-{step}", weight, step, given.ballast)

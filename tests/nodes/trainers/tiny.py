@@ -56,9 +56,9 @@ def main() -> None:
         weight = weight - 0.01 * gradient / world
         loss = float(weight.square().mean()) + 1.0 / step
         if rank == 0:
-            said = {"current_steps": step, "total_steps": given.steps, "loss": round(loss, 6), "lr": 0.01}
+            message = {"current_steps": step, "total_steps": given.steps, "loss": round(loss, 6), "lr": 0.01}
             with (given.output / "trainer_log.jsonl").open("a") as log:
-                log.write(json.dumps(said) + "\n")
+                log.write(json.dumps(message) + "\n")
             print(f"step {step} loss {loss:.6f}", flush=True)
         if given.save_every and step % given.save_every == 0:
             save(given.output / f"checkpoint-{step}", weight, step, rank, given.ballast)

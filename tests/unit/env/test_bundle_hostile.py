@@ -179,15 +179,15 @@ class TestMemory:
         assert "and 4990 more" in str(error)
 
     @pytest.mark.parametrize(
-        ("change", "said"),
+        ("change", "message"),
         [
             (lambda d: d["prefix_files"].update(size=parse.PREFIX_FILES + 1), "prefix_files has"),
             (lambda d: entry_named(d, "bin/hello").update(size=parse.REWRITTEN + 1), "in memory"),
             (lambda d: entry_named(d, "share/sp ace").update(size=parse.MEMBER + 1), "in memory"),
         ],
     )
-    def test_data_in_memory_has_limits(self, packed, change, said):
-        with pytest.raises(BundleError, match=said):
+    def test_data_in_memory_has_limits(self, packed, change, message):
+        with pytest.raises(BundleError, match=message):
             open_bundle(patched(packed, change))
 
     def test_folders_within_folders_are_not_multiplied(self, monkeypatch):

@@ -60,8 +60,8 @@ def test_page_explains_how_keys_are_computed(packed):
         if chunk.kind == "tar":
             digest = hashlib.sha256()
             for entry in bundle.manifest.members(index):
-                told = entry.sha256 if entry.type == "file" else entry.target
-                fields = (entry.path, entry.type, f"{entry.mode:o}", told)
+                reported = entry.sha256 if entry.type == "file" else entry.target
+                fields = (entry.path, entry.type, f"{entry.mode:o}", reported)
                 digest.update(b"".join(field.encode("utf-8", "surrogateescape") + b"\0" for field in fields))
             assert digest.hexdigest() == chunk.key
     for entry in bundle.manifest.files:

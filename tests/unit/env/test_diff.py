@@ -42,7 +42,7 @@ def packs(tmp_path, helpers):
     return packs
 
 
-def told(difference):
+def reported(difference):
     data, text = difference_output(difference)
     json.dumps(data)
     assert max(map(len, text.splitlines())) <= 80 or "/" in text
@@ -53,7 +53,7 @@ def test_equal_bundles_are_reported_as_equal(env, packs):
     difference = diff(packs(env, "a"), packs(env, "b"))
     assert difference.identical
     assert difference.sending == (0, 0, 0)
-    assert "the same release: a deploy sends nothing" in told(difference)
+    assert "the same release: a deploy sends nothing" in reported(difference)
 
 
 def test_environment_rebuilt_from_the_same_packages_differs_in_times_only(env, packs, helpers):
@@ -70,7 +70,7 @@ def test_environment_rebuilt_from_the_same_packages_differs_in_times_only(env, p
     assert difference.same_content
     assert difference.sending == (0, 0, 0)
     assert difference.recompiled == 1
-    text = told(difference)
+    text = reported(difference)
     assert "same content, different times" in text
     assert "1 file compiled again from the same source" in text
     assert "0 of" in text
@@ -104,7 +104,7 @@ def test_changes_are_named_by_package_and_sent_bytes_are_counted(env, packs, hel
     assert difference.sending == (len(missing), sum(c.compressed for c in missing), sum(c.size for c in missing))
     assert {chunk.package for chunk in missing} >= {"added", "hello", "other"}
     assert "big" not in {chunk.package for chunk in missing}
-    text = told(difference)
+    text = reported(difference)
     for words in ("added added 1.0", "removed big 1.0", "changed other 1.0 -> 2.0", "hello files: 2 changed"):
         assert words in text
     assert "share/mine.txt" not in text
@@ -121,7 +121,7 @@ def test_added_data_have_a_separate_line(env, tmp_path, helpers):
     difference = diff(tmp_path / "old.ccb", tmp_path / "new.ccb")
     assert difference.data == ("data/set/",)
     assert difference.unowned == ()
-    assert "data data/set/ files: 1 changed" in told(difference)
+    assert "data data/set/ files: 1 changed" in reported(difference)
 
 
 def test_the_same_environment_at_another_prefix_has_the_same_content(tmp_path, helpers, packs):

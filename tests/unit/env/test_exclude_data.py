@@ -87,10 +87,10 @@ def test_excluded_files_are_not_packed_and_each_pattern_is_recorded(prefix, tmp_
     assert not [path for path in paths if "/other/" in path or path.endswith(".bin")]
     assert "src/proj" not in paths
     assert f"{helpers.SITE}/hello/plain.py" in paths
-    told = [text for text in bundle.manifest.notices if "--exclude" in text]
-    assert told == [text for text in notices if "--exclude" in text]
-    assert told[0].startswith("--exclude 'other/' excludes 40 files")
-    assert told[-1] == "--exclude 'nothing' matches nothing"
+    reported = [text for text in bundle.manifest.notices if "--exclude" in text]
+    assert reported == [text for text in notices if "--exclude" in text]
+    assert reported[0].startswith("--exclude 'other/' excludes 40 files")
+    assert reported[-1] == "--exclude 'nothing' matches nothing"
 
 
 def test_names_may_change_in_an_excluded_folder(prefix, tmp_path, helpers, monkeypatch):

@@ -64,7 +64,7 @@ def manifest(**changes):
 
 def test_overview_shows_what_users_ask_before_they_carry_a_bundle():
     text = overview_text(Overview(manifest(), 4_000))
-    for told in (
+    for reported in (
         "llm: release ",
         "2026-01-02T03:04:05Z by clusterctl 0.1.0, format 3",
         "linux-64, glibc 2.28 or later; Python 3.11.7",
@@ -82,7 +82,7 @@ def test_overview_shows_what_users_ask_before_they_carry_a_bundle():
         "/alias/llm",
         "outside the environment",
     ):
-        assert told in " ".join(text.split()) or told in text, told
+        assert reported in " ".join(text.split()) or reported in text, reported
     assert text.index("sm_90") < text.index("sm_100")
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80

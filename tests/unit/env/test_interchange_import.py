@@ -72,8 +72,8 @@ def test_the_environment_runs_where_it_is_placed(real, tmp_path, helpers):
         subprocess.run([place / argv[0], *argv[1:]], env={}, check=True, capture_output=True)
     config = subprocess.check_output([place / "bin/python3.11-config", "--prefix"], text=True, env={"PATH": "/bin"})
     assert config.strip() == str(place)  # conda-pack itself leaves a placeholder in this one
-    said = subprocess.check_output([place / "bin/python", "-c", "import sys; print(sys.prefix)"], text=True, env={})
-    assert said.strip() == str(place)
+    printed = subprocess.check_output([place / "bin/python", "-c", "import sys; print(sys.prefix)"], text=True, env={})
+    assert printed.strip() == str(place)
 
 
 def test_compression_and_the_folder_in_an_archive_make_no_difference(tiny, tmp_path):

@@ -117,8 +117,8 @@ def test_pipe_is_skipped_and_named(prefix, tmp_path):
     os.mkfifo(prefix / "share" / "pipe")
     events = []
     manifest = pack(prefix, tmp_path / "b.ccb", name="b", emit=events.append)
-    told = [event.text for event in events if isinstance(event, Notice)]
-    assert "share/pipe is a socket, pipe or device and is not packed" in told
+    reported = [event.text for event in events if isinstance(event, Notice)]
+    assert "share/pipe is a socket, pipe or device and is not packed" in reported
     assert "share/pipe" not in {entry.path for entry in manifest.files}
 
 

@@ -177,8 +177,8 @@ def test_changed_package_changes_only_its_own_parts(bundle, prefix, tmp_path, he
 
 def test_names_that_lists_must_escape_are_escaped_as_sha256sum_does(tmp_path):
     (tmp_path / "new\nline\\x").write_text("a")
-    said = subprocess.run(["sha256sum", "new\nline\\x"], cwd=tmp_path, capture_output=True, check=True).stdout
+    message = subprocess.run(["sha256sum", "new\nline\\x"], cwd=tmp_path, capture_output=True, check=True).stdout
     from provision.env.bundle.manifest import Entry
 
-    entry = Entry("new\nline\\x", "file", 0o644, 0, 1, said[1:65].decode())
-    assert install.checksum_lines([entry]) == said
+    entry = Entry("new\nline\\x", "file", 0o644, 0, 1, message[1:65].decode())
+    assert install.checksum_lines([entry]) == message

@@ -121,9 +121,9 @@ def test_deploy_ignores_the_unfinished_output_of_pack(tmp_path):
 @pytest.mark.parametrize("number", OUT_OF)
 def test_full_disk_and_unwritable_folder_are_reported(tmp_path, number):
     out = tmp_path / "out.tar"
-    said = rf"no space left for .*out\.tar: {OUT_OF[number]}"
+    message = rf"no space left for .*out\.tar: {OUT_OF[number]}"
     for writing in (temporary.create_file, temporary.create_folder_beside, writer.create_output):
-        with pytest.raises(UsageError, match=said), writing(out):
+        with pytest.raises(UsageError, match=message), writing(out):
             raise OSError(number, os.strerror(number))
         with pytest.raises(UsageError, match="cannot write"), writing(tmp_path / "nowhere/out.tar"):
             pass

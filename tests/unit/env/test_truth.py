@@ -143,8 +143,8 @@ def test_an_emptied_package_cache(channel, tmp_path, helpers):
     prefix = channel.install(tmp_path / "env")
     shutil.rmtree(channel.folder / "pkgs")
     unpacked = ours(prefix, tmp_path / "env.ccb", helpers)
-    said = subprocess.check_output([unpacked / "bin/program"], text=True)
-    assert said == f"{unpacked}/share\n{unpacked}/lib:{unpacked}/lib64:/usr/lib\n"
+    message = subprocess.check_output([unpacked / "bin/program"], text=True)
+    assert message == f"{unpacked}/share\n{unpacked}/lib:{unpacked}/lib64:/usr/lib\n"
     theirs = conda_packed(prefix, tmp_path / "env.tar")
     if AS_MEASURED:  # its record of the prefix is lost, so it will not rewrite it
         assert f"{prefix}/share".encode() in theirs["bin/program"]
