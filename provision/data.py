@@ -270,7 +270,7 @@ def find_changes(tree: Tree, there: NodeTree, destination: str) -> Changes:
 
 
 def read_answer(out: str, token: str) -> NodeTree:
-    """Parse the output of ``push/compare.sh.j2``; every answer begins with ``token``, so names may have any character.
+    """Parse the output of ``push/compare.sh.j2``; every answer starts with ``token``, so names may have any character.
 
     Raises:
         ClusterctlError: the output is incomplete.

@@ -124,7 +124,7 @@ class Session:
         """Connect to a node, after its jump hosts.
 
         Raises:
-            NodeUnreachable: the connection failed; if a jump host is the cause, the reason begins with its name.
+            NodeUnreachable: the connection failed; if a jump host is the cause, the reason starts with its name.
             Retry: the attempt is worth repeating.
         """
         jump = connection.gateway

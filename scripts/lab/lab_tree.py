@@ -2,7 +2,7 @@
 
 Kept: the interpreter, the standard library with its extension modules, the headers, and every shared library they need
 but glibc's own (a minimal node has few). Omitted: tests, Tk, IDLE, installed packages and .pyc files, which would hold
-the build prefix where nobody can rewrite it.
+the build prefix where no program can rewrite it.
 """
 
 import fnmatch
@@ -127,7 +127,7 @@ def put_placeholders(tree: Path, prefix: str) -> list[Path]:
         try:
             text = path.read_bytes().decode()
         except UnicodeDecodeError:
-            continue  # a program; its prefixes are left alone, Python finds its own at run time
+            continue  # a program; its prefixes stay, Python finds its own at run time
         replaced = pattern.sub(PLACEHOLDER, text)
         if replaced != text:
             path.write_bytes(replaced.encode())

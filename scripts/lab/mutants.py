@@ -6,7 +6,7 @@ before. A mutant is killed if a test fails, or if the tests time out: they take 
 score counts both, and the output names the second. A mutant in ``EQUIVALENT`` is neither tried nor counted.
 
 mutmut and cosmic-ray do not fit here: mutmut's mutants import mutmut, which the agent's processes on the nodes do not
-have, and cosmic-ray starts pytest anew for each mutant, which takes longer than most of these tests.
+have, and cosmic-ray starts pytest again for each mutant, which takes longer than most of these tests.
 """
 
 from __future__ import annotations

@@ -81,21 +81,21 @@ if ($mode eq 'listen') {
 
 my ($timeout, @targets) = @args;
 my %going;
-sub say_it { my ($one, @said) = @_; print join(' ', 'tried', @$one{qw(peer kind port)}, @said), "\n" }
+sub report { my ($one, @words) = @_; print join(' ', 'tried', @$one{qw(peer kind port)}, @words), "\n" }
 sub failed { # by the error of a connection; the kernel's own timeout is longer than ours
     my ($one, $error) = @_;
     local $! = $error;
-    say_it($one, $!{ECONNREFUSED} ? 'refused' : $!{ETIMEDOUT} ? 'timeout' : ('unreachable', "$!"));
+    report($one, $!{ECONNREFUSED} ? 'refused' : $!{ETIMEDOUT} ? 'timeout' : ('unreachable', "$!"));
 }
 while (@targets) {
     my %one;
     @one{qw(peer kind address port)} = splice(@targets, 0, 4);
     my $to = found($one{address}, $one{port});
-    if (!$to) { say_it(\%one, 'unreachable', "$one{address} has no address here"); next }
+    if (!$to) { report(\%one, 'unreachable', "$one{address} has no address here"); next }
     socket($one{socket}, $to->{family}, SOCK_STREAM, 0) or do { failed(\%one, $!); next };
     quiet($one{socket});
     if (!connect($one{socket}, $to->{addr}) && !$!{EINPROGRESS}) { failed(\%one, $!); next }
-    $one{said} = '';
+    $one{answer} = '';
     $going{ fileno($one{socket}) } = \%one;
 }
 my $end = time + $timeout + 1; # whole seconds: not less than was asked for
@@ -111,11 +111,11 @@ while (%going && time < $end) {
     }
     for my $socket (@$in) {
         my $one = $going{ fileno($socket) };
-        my $count = sysread($socket, $one->{said}, 512, length $one->{said});
-        next if $count && $one->{said} !~ /\n/;
+        my $count = sysread($socket, $one->{answer}, 512, length $one->{answer});
+        next if $count && $one->{answer} !~ /\n/;
         delete $going{ fileno($socket) };
-        if ($one->{said} =~ /^clusterctl \Q$token $one->{peer}\E (\S+)\n/) { say_it($one, 'open', $1, $one->{source}) }
-        else { say_it($one, 'foreign') }
+        if ($one->{answer} =~ /^clusterctl \Q$token $one->{peer}\E (\S+)\n/) { report($one, 'open', $1, $one->{source}) }
+        else { report($one, 'foreign') }
     }
 }
-say_it($_, $_->{open} ? 'foreign' : 'timeout') for values %going;
+report($_, $_->{open} ? 'foreign' : 'timeout') for values %going;

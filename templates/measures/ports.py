@@ -88,7 +88,7 @@ def failed(what, number):  # by the error of a connection; the kernel's own time
 
 
 def connect(timeout, *targets):
-    going, said, source = {}, {}, {}
+    going, answers, source = {}, {}, {}
     for start in range(0, len(targets), 4):
         peer, kind, address, port = targets[start : start + 4]
         try:
@@ -118,11 +118,11 @@ def connect(timeout, *targets):
                 data = sock.recv(512)
             except OSError:
                 data = b""
-            said[sock] = said.get(sock, b"") + data
+            answers[sock] = answers.get(sock, b"") + data
             if data and b"\n" not in data:
                 continue
             what = going.pop(sock)
-            words = said[sock].decode("ascii", "replace").split()
+            words = answers[sock].decode("ascii", "replace").split()
             if words[:3] == ["clusterctl", TOKEN, what[0]] and len(words) == 4:
                 say("tried", *what, "open", words[3], source[sock])
             else:

@@ -177,7 +177,7 @@ def nothing(answer: Answer) -> bool:
 
 def trouble(answer: Answer) -> str:
     """Why nvidia-smi's answer is none, in a few words."""
-    first = next(iter((*answer.lines, *answer.err.splitlines())), "it said nothing")
+    first = next(iter((*answer.lines, *answer.err.splitlines())), "it printed nothing")
     if found := re.search(r'Field "(\S+)" is not a valid field', answer.out + answer.err):
         return f"this driver's nvidia-smi does not know {found[1]}"
     return f"nvidia-smi gave no answer that can be read (exit code {answer.rc}): {first[:160]}"
@@ -272,7 +272,7 @@ Matrix = Mapping[tuple[str, str], str]
 
 @dataclass(frozen=True)
 class LinkedGpu:
-    """A GPU in the answer of ``nvidia-smi nvlink``: its links by number, and what is said of each."""
+    """A GPU in the answer of ``nvidia-smi nvlink``: its links by number, and the text about each."""
 
     index: str
     model: str

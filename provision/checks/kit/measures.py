@@ -121,7 +121,7 @@ class Attempt:
         seen: the source address as the listener saw it; "" where it is not known.
         source: the source address as it was on the connecting node.
         own: that node's data address.
-        text: what the system said.
+        text: the error text of the system.
     """
 
     peer: str

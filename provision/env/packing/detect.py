@@ -101,7 +101,7 @@ class PrefixDetector:
         return (common,) if len(common) >= _LONG_TEXT else texts
 
     def _link_marks(self, target: str) -> tuple[Mark, ...]:
-        """A link depends on the prefix if its target begins with it and does not leave it again through ``..``."""
+        """A link depends on the prefix if its target starts with it and does not leave it again through ``..``."""
         path = os.fsencode(target)
         normal = os.path.normpath(path)
         return tuple(
@@ -183,7 +183,7 @@ class LargeFile:
         return self._detector.file_marks(path, head, self._at, binary=self._binary)
 
     def _examine(self, window: memoryview, base: int, *, is_last: bool) -> None:
-        """Search a window of the file at offset ``base``. It begins with the end of the previous window."""
+        """Search a window of the file at offset ``base``. It starts with the end of the previous window."""
         self._binary = self._binary or self._buffer.find(0, 0, len(window)) >= 0
         if has_architectures(self._source.path):
             self._architectures |= find_architectures(window)

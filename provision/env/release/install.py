@@ -277,7 +277,7 @@ def contents_key(entries: Iterable[Entry], *more: str) -> str:
 
 def _checksum_line(entry: Entry) -> bytes:
     name = escape(entry.path)
-    # coreutils: a line with an escaped name begins with a backslash
+    # coreutils: a line with an escaped name starts with a backslash
     return b"%b%b  %b\n" % (b"\\" if b"\\" in name else b"", entry.sha256.encode(), name)
 
 

@@ -430,8 +430,8 @@ cc_masters() {
       { value = $1; sub(/.*\.\./, "", value) }
       $1 ~ /^LID\./ { lid = value }
       $1 ~ /^GUID\./ { guid = value }
-      $1 == "SMState...............3" { n++; said = said (n > 1 ? ", " : "") guid " at LID " lid }
-      END { if (n > 1) print at " sees " n " masters: " said "; stop all but one" }'
+      $1 == "SMState...............3" { n++; list = list (n > 1 ? ", " : "") guid " at LID " lid }
+      END { if (n > 1) print at " sees " n " masters: " list "; stop all but one" }'
   done
 }
 [ -z "$(cc_masters)" ]
@@ -458,8 +458,8 @@ cc_masters() {
       { value = $1; sub(/.*\.\./, "", value) }
       $1 ~ /^LID\./ { lid = value }
       $1 ~ /^GUID\./ { guid = value }
-      $1 == "SMState...............3" { n++; said = said (n > 1 ? ", " : "") guid " at LID " lid }
-      END { if (n > 1) print at " sees " n " masters: " said "; stop all but one" }'
+      $1 == "SMState...............3" { n++; list = list (n > 1 ? ", " : "") guid " at LID " lid }
+      END { if (n > 1) print at " sees " n " masters: " list "; stop all but one" }'
   done
 }
 cc_masters

@@ -180,7 +180,7 @@ class Hub(End):
         self._listener.close()
 
     def say_goodbye(self) -> None:
-        """End all connections, also those that have not said who they are, and stop listening."""
+        """End all connections, also those without a proof, and stop listening."""
         super().say_goodbye()
         self.loop.forget(self._listener)
         for newcomer in self.pending:

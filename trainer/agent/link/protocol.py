@@ -9,7 +9,7 @@ form, which are never parsed as JSON::
 
 A nonce is 16 random bytes in hex. A proof is the HMAC-SHA-256 with the token over the side's role and the raw bytes of
 the lines before it, so it covers both nonces and the caller's claim. It can be neither replayed nor reflected. When
-the host's proof is wrong, the caller leaves without a proof of its own. ``RUN`` and ``RANK`` only serve messages about
+the host's proof is wrong, the caller leaves without sending its proof. ``RUN`` and ``RANK`` only serve messages about
 rejected connections. ``Caller`` and ``Host`` are state machines without a socket: the same code serves a selector and a
 blocking thread.
 
