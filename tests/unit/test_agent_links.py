@@ -514,6 +514,29 @@ def test_last_message_arrives_and_a_goodbye_is_no_failure(cluster, clock):
     assert kinds(agents.links[2]) == []
 
 
+@pytest.mark.parametrize("closing", [0, 1])
+def test_closing_does_not_wait_for_acknowledged_messages(cluster, closing):
+    agents = cluster(2)
+    for rank in range(2):
+        agents.start(rank)
+    agents.meet()
+    agents.links[closing].send("ended", rc=0)
+    assert coming(agents.links[1 - closing], "ended")["rc"] == 0
+    agents.links.pop(closing).endpoint.close(600.0)  # longer than a test may take
+
+
+def test_closing_does_not_wait_for_a_peer_that_has_left(cluster):
+    agents = cluster(2)
+    for rank in range(2):
+        agents.start(rank)
+    agents.meet()
+    agents.links.pop(1).close()
+    hub = agents.links.pop(0)
+    eventually(lambda: hub.endpoint.peers[1].left)
+    hub.send("ended", rc=0)  # no peer is connected: it stays unacknowledged
+    hub.endpoint.close(600.0)
+
+
 def test_full_queue_keeps_the_first_messages_and_drops_later_ones():
     peer = Peer(1, "n1")
     assert peer.queue(encode({"kind": "failed"}))
