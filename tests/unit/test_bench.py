@@ -24,9 +24,9 @@ TOUCH = "b = bytearray({} << 20); b[::4096] = b'x' * len(b[::4096])"  # MiB that
 
 # The documented figures: name -> (must, aim, what is judged).
 PROMISED = {
-    "pack": (1.3, 1.05, "ratio"),
+    "pack": (1.2, 1.05, "ratio"),
     "pack-conda-pack": (5, 7, "speedup"),
-    "unpack": (1.2, 1.05, "ratio"),
+    "unpack": (1.05, 0.9, "ratio"),
     "deploy-many": (1.5, 1.2, "ratio"),
     "uplink": (1.3, 1.05, "ratio"),
     "changed": (1.2, 1.05, "ratio"),
@@ -129,7 +129,7 @@ def test_the_table_is_markdown_that_reads_back():
 def test_the_json_file_has_the_raw_numbers():
     series = {"ours": {"runs": [{"wall": 1.5}]}}
     (data,) = json.loads(json.dumps(as_json({"pack": Measured(3.0, 2.0, "note", series)}, WORDS)))
-    assert (data["ratio"], data["must"], data["met"], data["raw"]) == (1.5, 1.3, "no", series)
+    assert (data["ratio"], data["must"], data["met"], data["raw"]) == (1.5, 1.2, "no", series)
     assert data["title"] == "pack, against `tar | zstd -T0 -3` of the same tree"
 
 
@@ -254,7 +254,7 @@ def test_every_documented_figure_about_nodes_exists_and_is_explained():
 
     page = (ROOT / "docs/benchmarks.md").read_text(encoding="utf-8")
     assert {each.name: (each.must, each.aim, each.judged) for each in nodes.FIGURES.values()} == {
-        "second-pyinfra": (4, 6, "speedup"),
+        "second-pyinfra": (2, 4, "speedup"),
         "second-ansible": (8, 12, "speedup"),
         "second-latency": (2, 4, "speedup"),
         "round-trips": (2, 1, "ours"),
