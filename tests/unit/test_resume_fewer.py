@@ -144,6 +144,6 @@ def test_a_silent_node_stops_a_resume_unless_it_was_excluded():
 
 def test_state_of_an_excluded_node_is_no_longer_part_of_the_run():
     """Else the run would be failed for ever by a node that has left it."""
-    later = {"nnodes": 2, "began": 200.0, "said": "finished"}
+    later = {"nnodes": 2, "began": 200.0, "message": "finished"}
     run = run_of(gpu01=state("gpu01", 0), gpu02=state("gpu02", 0, **later), gpu03=state("gpu03", 1, **later))
     assert (run.nodes, run.state, run.missing) == (("gpu02", "gpu03"), "finished", 0)
