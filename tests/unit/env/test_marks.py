@@ -6,7 +6,8 @@ import subprocess
 import pytest
 
 from provision.env.bundle.manifest import Mark
-from provision.env.packing.detect import LargeFile, PrefixDetector
+from provision.env.packing import detect
+from provision.env.packing.detect import LargeFile, PrefixDetector, Traits
 from provision.env.relocation import Search
 from provision.env.source import files
 from provision.env.source.files import Source
@@ -60,8 +61,8 @@ def test_links(target, is_ours):
     assert of_link(target) == ((Mark("link"),) if is_ours else ())
 
 
-def of_large_file(path):
-    found = Source("lib/a.so", str(path), "file", 0o644, path.stat().st_mtime_ns, path.stat().st_size)
+def of_large_file(path, name="lib/a.so"):
+    found = Source(name, str(path), "file", 0o644, path.stat().st_mtime_ns, path.stat().st_size)
     with files.open_source(found) as descriptor:
         file = LargeFile(found, descriptor, DETECTOR, rewritable=0)
         file.read(0, found.size)
@@ -72,6 +73,47 @@ def of_large_file(path):
 def test_a_large_file_of_data_needs_no_rewriting(tmp_path, data):
     (tmp_path / "a").write_bytes(data)
     assert of_large_file(tmp_path / "a") == ()
+
+
+def test_large_compiled_module_has_no_marks(tmp_path):
+    (tmp_path / "a").write_bytes(b"\0/opt/env/lib\0")
+    assert of_large_file(tmp_path / "a", "lib/a.pyc") == ()
+
+
+def test_a_file_of_the_largest_size_can_be_rewritten(tmp_path):
+    (tmp_path / "a").write_bytes(b"/opt/env/lib\n")
+    source = Source("share/a", str(tmp_path / "a"), "file", 0o644, (tmp_path / "a").stat().st_mtime_ns, 13)
+    with files.open_source(source) as descriptor:
+        assert [LargeFile(source, descriptor, DETECTOR, rewritable=size).is_rewritable for size in (12, 13)] == [
+            False,
+            True,
+        ]
+
+
+@pytest.mark.parametrize("at", [0, 1, 4095, 4096, 4097, 8190, 20_000])
+def test_prefix_is_found_wherever_blocks_meet(tmp_path, monkeypatch, at):
+    monkeypatch.setattr(detect, "BLOCK", 4096)
+    data = b"x" * at + b" /opt/env/lib " + b"y" * 9000
+    (tmp_path / "a").write_bytes(data)
+    source = Source("share/a", str(tmp_path / "a"), "file", 0o644, (tmp_path / "a").stat().st_mtime_ns, len(data))
+    with files.open_source(source) as descriptor:
+        file = LargeFile(source, descriptor, DETECTOR, rewritable=len(data))
+        file.read(0, len(data))
+        assert file.marks() == of_file("share/a", data) == (Mark("text"),)
+
+
+def test_needs_of_two_files_together():
+    one, other = Traits((2, 17), frozenset({"sm_80"})), Traits((2, 34), frozenset({"sm_90"}))
+    assert one.merged(other) == other.merged(one) == Traits((2, 34), frozenset({"sm_80", "sm_90"}))
+    assert one.merged(Traits()) == one
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed here")
+def test_path_in_a_later_block_of_a_large_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(detect, "BLOCK", 4096)
+    (tmp_path / "a.c").write_text('const char before[20000] = {1}; const char *p = "/opt/env/share";')
+    subprocess.run(["gcc", "-shared", "-o", tmp_path / "a.so", tmp_path / "a.c"], check=True)
+    assert of_large_file(tmp_path / "a.so") == (Mark("binary", "", 255),)
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed here")

@@ -68,6 +68,22 @@ def test_leftovers_of_a_killed_run_are_removed_by_the_next_one(prefix, tmp_path,
     assert names(out.parent) == [".0123abcd-other.ccb", ".llm.ccb", *parts]
 
 
+def test_a_file_that_was_not_completed_is_deleted(tmp_path):
+    writing = temporary.create_file(tmp_path / "out")
+    writing.__enter__().write(b"x")
+    assert writing.__exit__(RuntimeError, RuntimeError(), None) is not True
+    assert names(tmp_path) == []
+
+
+def test_a_link_in_the_place_of_a_leftover_stays(tmp_path):
+    (leftover,) = kill_one(tmp_path / "out", "file")
+    (tmp_path / leftover).rename(tmp_path / "elsewhere")
+    (tmp_path / leftover).symlink_to("elsewhere")
+    with temporary.create_file(tmp_path / "out") as file:
+        file.write(b"y")
+    assert names(tmp_path) == sorted(["elsewhere", leftover, "out"])
+
+
 @pytest.mark.parametrize("split", [0, 1000])
 def test_files_of_a_running_run_stay(tmp_path, split):
     with writer.create_output(tmp_path / "x", split=split) as mine:
