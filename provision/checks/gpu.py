@@ -89,7 +89,7 @@ printf '%s\\n' "$out" | while IFS= read -r line; do
     pid=${line%%,*}
     case $pid in '' | *[!0-9]*) printf '%s\\n' "$line" ;; *)
         owner=$(stat -c %U "/proc/$pid" 2>/dev/null) || owner=
-        printf 'process %s, %s\\n' "${owner:-somebody}" "$line" ;;
+        printf 'process %s, %s\\n' "${owner:-unknown}" "$line" ;;
     esac
 done
 echo asked

@@ -65,10 +65,10 @@ class Typing:
 
 
 def test_by_default_root_is_used_if_no_password_is_needed(look):
-    somebody = Typing()
-    result, rooted, message = look(prompts=somebody)
+    user = Typing()
+    result, rooted, message = look(prompts=user)
     assert rooted == ["node01"]
-    assert somebody.asked == 0
+    assert user.asked == 0
     verdicts = {each.node: each.verdict for each in result.findings if each.check == "net.fw"}
     assert verdicts == {"node01": "OK", "node02": "UNKNOWN", "node03": "UNKNOWN"}
     assert {each.verdict for each in result.findings if each.check == "os.uid"} == {"OK"}
@@ -76,10 +76,10 @@ def test_by_default_root_is_used_if_no_password_is_needed(look):
 
 
 def test_become_asks_for_the_password_once(look):
-    somebody = Typing()
-    _result, rooted, _said = look(prompts=somebody, root=True)
+    user = Typing()
+    _result, rooted, _message = look(prompts=user, root=True)
     assert rooted == ["node01", "node02"]
-    assert somebody.asked == 1
+    assert user.asked == 1
 
 
 def test_without_root_sudo_is_not_used(look):
