@@ -3,7 +3,7 @@
 cc_worker='/opt/it'\''s $(id) "x"/releases/.lock'/worker.$$.$(uname -n)
 true >"$cc_worker" && IFS= read -r cc_id <'/opt/it'\''s $(id) "x"/releases/.lock'/owner && [ "$cc_id" = TOKEN ] || {
     rm -f -- "$cc_worker"
-    echo 'the lock no longer exists: another command holds it' >&2
+    echo 'the lock no longer exists: another command has taken over' >&2
     exit 1
 }
 trap 'rm -f -- "$cc_worker"' 0
