@@ -22,21 +22,21 @@ echo end
 
 def judge(plan: Plan, answer: Answer) -> Judgement:
     """WARN where a proxy is set that a node's address would go through."""
-    addresses = dict.fromkeys(each for node in plan.nodes for each in (node.address, node.train_address))
     given = dict(line.split("=", 1) for line in answer.lines if "=" in line)
     proxies = {key: value for key, value in given.items() if not key.lower().startswith("no_")}
-    spared = ",".join(value for key, value in given.items() if key.lower() == "no_proxy").split(",")
-    open_to = next(
-        (each for each in addresses if proxies and not any(_covers(entry.strip(), each) for entry in spared)), ""
-    )
     if "end" not in answer.lines:
         return unknown(f"its environment was not read to the end: {answer.err or 'no answer'}")
-    if proxies and open_to:
-        key, value = next(iter(proxies.items()))
-        observed = f"{key}={_without_password(value)}, and no_proxy does not name {open_to}"
-        fix = f"unset {key} for the training user (/etc/environment), or add the nodes to no_proxy"
-        return warn(observed, fix=fix)
-    return ok("a proxy is set, not for the nodes" if proxies else "no proxy is set")
+    if not proxies:
+        return ok("no proxy is set")
+    spared = ",".join(value for key, value in given.items() if key.lower() == "no_proxy").split(",")
+    addresses = (each for node in plan.nodes for each in (node.address, node.train_address))
+    open_to = next((each for each in addresses if not any(_covers(entry.strip(), each) for entry in spared)), None)
+    if open_to is None:
+        return ok("a proxy is set, not for the nodes")
+    key, value = next(iter(proxies.items()))
+    observed = f"{key}={_without_password(value)}, and no_proxy does not name {open_to}"
+    fix = f"unset {key} for the training user (/etc/environment), or add the nodes to no_proxy"
+    return warn(observed, fix=fix)
 
 
 def _covers(entry: str, address: str) -> bool:

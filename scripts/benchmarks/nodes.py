@@ -112,19 +112,12 @@ def second_pass(arguments: argparse.Namespace, folder: Path, peers: Path) -> dic
         config = folder / "ssh_config"
         hosts = "".join(f"Host {node.name}\n  HostName {node.address}\n" for node in box.nodes)
         config.write_text(hosts + CONFIG.format(key=box.key, known_hosts=box.known_hosts))
-        for path in (box.key, box.known_hosts):  # the inventory names them beside it
-            (_made(folder / "sides") / path.name).write_bytes(path.read_bytes())
-        (folder / "sides" / box.key.name).chmod(0o600)
-        sides = Sides(arguments.clusterctl.absolute(), box, folder / "sides", peers, config)
-        far = _made(folder / "far")
-        for path in (box.key, box.known_hosts):
-            (far / path.name).write_bytes(path.read_bytes())
-        (far / box.key.name).chmod(0o600)
+        sides = Sides(arguments.clusterctl.absolute(), box, _with_keys(folder / "sides", box), peers, config)
         series = alternate(
             "second pass", {"ours": sides.ours, "pyinfra": sides.pyinfra, "ansible": sides.ansible}, arguments.runs
         )
         ports = stack.enter_context(delayed({node.name: node.address for node in box.nodes}, arguments.latency))
-        distant = Sides(arguments.clusterctl.absolute(), box, far, peers, config, ports)
+        distant = Sides(arguments.clusterctl.absolute(), box, _with_keys(folder / "far", box), peers, config, ports)
         later = alternate(
             "second pass, with latency", {"ours": distant.ours, "pyinfra": distant.pyinfra}, arguments.runs
         )
@@ -173,6 +166,15 @@ def checking(arguments: argparse.Namespace, folder: Path) -> dict[str, Outcome]:
     return {
         "check": Measured(series.wall, note=f"CPU {series.cpu:.1f} s here; runs {_walls(series)} s", raw=series.raw())
     }
+
+
+def _with_keys(folder: Path, box: sandbox.Sandbox) -> Path:
+    """A folder with the nodes' key and host keys, which the inventory names beside it."""
+    _made(folder)
+    for path in (box.key, box.known_hosts):
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / box.key.name).chmod(0o600)
+    return folder
 
 
 def _made(folder: Path) -> Path:
