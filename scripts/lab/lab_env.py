@@ -11,6 +11,8 @@ A folder without complete.json is a build under way (it holds the lock beside it
 
 import fcntl
 import json
+import os
+import platform
 import shutil
 import sys
 import time
@@ -71,13 +73,15 @@ def _build(source: lab_tree.Python, home: Path) -> dict[str, object]:
         _verify_layout(prefix, source, log)
 
     pip: list[str | Path] = [prefix / "bin/python", "-m", "pip", "install", "-q", "-c", _constraints(home)]
-    pip += ["--no-cache-dir"]  # DeepSpeed as another pip built it, without torch, does not load its ops
+    pip += ["--no-cache-dir"]  # DeepSpeed as another pip built it does not load its operators
     with log.step("torch"):
         log.run([*pip, lab_recipe.TORCH])
     with log.step("requirements"):
         _install_stand_ins(pip, home / "stand-ins", log)
         log.run([*pip, *lab_recipe.BUILD_TOOLS])
         log.run([*pip, "--no-build-isolation", *lab_recipe.REQUIREMENTS])
+    with log.step("DeepSpeed, with its operators for CPUs"):
+        _install_deepspeed(pip, prefix, home / "stage", log)
     with log.step("LLaMA-Factory, editable"):
         _unpack_checkout(prefix, checkout, home, log)
         log.run([*pip, "--no-build-isolation", "--no-deps", "-e", "."], cwd=checkout)
@@ -149,6 +153,20 @@ def _install_stand_ins(pip: list[str | Path], wheels: Path, log: Log) -> None:
     log.run([*pip, "--no-deps", "--no-index", "--find-links", wheels, *names])
 
 
+def _install_deepspeed(pip: list[str | Path], prefix: Path, stage: Path, log: Log) -> None:
+    """The compiler's wrapper adds its flags after DeepSpeed's, see ``lab_recipe``."""
+    if not shutil.which(lab_recipe.COMPILER):
+        raise LabError(f"{lab_recipe.COMPILER} is missing, which builds DeepSpeed's operators. Run: scripts/setup")
+    wrapper = stage / "c++"
+    flags = " ".join(("-g0", "-O2", *lab_recipe.COMPILER_FLAGS.get(platform.machine(), ())))
+    wrapper.write_text(f'#!/bin/sh\nexec {lab_recipe.COMPILER} "$@" {flags}\n')
+    wrapper.chmod(0o755)
+    env = {f"DS_BUILD_{name}": "1" for name in lab_recipe.OPERATORS}
+    env |= {"CC": str(wrapper), "CXX": str(wrapper), "DS_ACCELERATOR": "cpu", "DS_ENABLE_NINJA": "1"}
+    env |= {"PATH": f"{prefix / 'bin'}:{os.environ['PATH']}"}  # the environment's ninja
+    log.run([*pip, "--no-build-isolation", lab_recipe.DEEPSPEED], env=env)
+
+
 def _unpack_checkout(prefix: Path, checkout: Path, home: Path, log: Log) -> None:
     """LLaMA-Factory's source distribution, laid out as a clone of its repository is."""
     download = [prefix / "bin/python", "-m", "pip", "download", "-q", "--no-deps", "--no-build-isolation"]
@@ -170,6 +188,9 @@ def _compile(prefix: Path, source: lab_tree.Python, log: Log) -> None:
 
 _VERSIONS = """
 import importlib.metadata, json, deepspeed, torch, llamafactory
+from deepspeed.git_version_info import installed_ops
+from deepspeed.ops.op_builder import CPUAdamBuilder
+assert installed_ops["deepspeed_shm_comm"] and CPUAdamBuilder().load(), installed_ops
 names = ("torch", "deepspeed", "llamafactory", "transformers", "accelerate", "peft", "trl", "datasets")
 print(json.dumps({name: importlib.metadata.version(name) for name in names}))
 """

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,8 +43,10 @@ class Log:
         self.seconds[title] = round(time.monotonic() - started, 1)
         print(f" {self.seconds[title]:.1f} s", file=sys.stderr, flush=True)
 
-    def run(self, argv: Sequence[str | Path], *, cwd: Path | None = None) -> str:
-        """Runs argv and returns what it printed.
+    def run(
+        self, argv: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
+    ) -> str:
+        """Runs argv with more variables, ``env``, and returns what it printed.
 
         Raises:
             LabError: It failed or did not start; with its last lines.
@@ -52,7 +54,7 @@ class Log:
         words = [str(word) for word in argv]
         try:
             done = subprocess.run(
-                words, cwd=cwd, env=clean_environment(), stdin=subprocess.DEVNULL,
+                words, cwd=cwd, env={**clean_environment(), **(env or {})}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False,
             )  # fmt: skip
         except OSError as error:
