@@ -6,6 +6,8 @@ safetensors   8 bytes (little endian): the length of a JSON header, whose ``data
 torch.save    a zip whose central directory comes last and names every member with its CRC-32; before torch 1.6,
               and with DeepSpeed's ``checkpoint_serialization: false``, pickles followed by raw storages. Nothing in
               them is imported or run
+pickle        ends with its stop sign; ``.metadata`` of torch.distributed.checkpoint contains the names of the files
+              with the tensors, which are found as text. Nothing is unpickled
 JSON          must parse
 ============  ==================================================================================================
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -30,7 +33,10 @@ JSON = 64 << 20  # bytes; a trainer's state after very many steps has a few
 DEPTH = 200  # levels of a trainer's JSON
 BLOCK = 4 << 10
 PLACES = 8  # blocks of a file that its mark covers
-TORCH = (".pt", ".pth", ".bin", ".distcp")
+TORCH = (".pt", ".pth", ".ckpt", ".bin", ".distcp")
+METADATA = 64 << 20  # bytes of ``.metadata`` that are read; it has some hundred for each tensor
+_DISTCP = re.compile(rb"__\d{1,7}_\d{1,7}\.distcp")
+_STOP = b"."  # a pickle's last byte
 
 
 class File(NamedTuple):
@@ -47,7 +53,7 @@ class TornError(Exception):
 
 
 def look(path: Path) -> Tuple[File, Any]:
-    """Examine a file. Returns its facts, and the content of a JSON file.
+    """Examine a file. Returns its facts, and the content of a JSON file or the names in ``.metadata``.
 
     Raises:
         OSError: it cannot be read.
@@ -62,6 +68,11 @@ def look(path: Path) -> Tuple[File, Any]:
                 mark = _safetensors(file, found.st_size)
             elif path.name.endswith(TORCH):
                 mark = _torch(file, found.st_size, path.name.endswith(".distcp"))
+            elif path.name.endswith(".pkl"):
+                mark = _pickle(file, found.st_size)
+            elif path.name == ".metadata":
+                _pickle(file, found.st_size)
+                content = sorted({name.decode() for name in _DISTCP.findall(os.pread(file.fileno(), METADATA, 0))})
             elif path.name.endswith(".json"):
                 content, mark = _json(file, found.st_size)
         except TornError as error:
@@ -104,6 +115,15 @@ def _torch(file: BinaryIO, size: int, any_content: bool) -> bytes:
         raise TornError("it does not start like a torch file" if size else "it is empty")
     file.seek(0)
     _check_pickles(file, size)
+    return b""
+
+
+def _pickle(file: BinaryIO, size: int) -> bytes:
+    """Check a pickle that may be one of ``torch.save``."""
+    if file.read(4) == b"PK\x03\x04":
+        return _zip_members(file)
+    if not size or os.pread(file.fileno(), 1, size - 1) != _STOP:
+        raise TornError("its pickle is truncated" if size else "it is empty")
     return b""
 
 
