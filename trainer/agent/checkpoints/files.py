@@ -108,8 +108,8 @@ def _safetensors(file: BinaryIO, size: int) -> bytes:
 def _torch(file: BinaryIO, size: int, any_content: bool) -> bytes:
     start = file.read(4)
     if start == b"PK\x03\x04":
-        return _zip_members(file)
-    if any_content:  # torch.distributed.checkpoint joins several saves in one file
+        return _zip_members(file, size, joined=any_content)
+    if any_content:
         return b""
     if start[:1] != b"\x80":
         raise TornError("it does not start like a torch file" if size else "it is empty")
@@ -121,7 +121,7 @@ def _torch(file: BinaryIO, size: int, any_content: bool) -> bytes:
 def _pickle(file: BinaryIO, size: int) -> bytes:
     """Check a pickle that may be one of ``torch.save``."""
     if file.read(4) == b"PK\x03\x04":
-        return _zip_members(file)
+        return _zip_members(file, size)
     if not size or os.pread(file.fileno(), 1, size - 1) != _STOP:
         raise TornError("its pickle is truncated" if size else "it is empty")
     return b""
@@ -148,19 +148,28 @@ _SIZES = {  # bytes of an element, by the name of the storage's class
 }
 
 
-def _zip_members(file: BinaryIO) -> bytes:
+_ZIP_END = 22  # bytes of the last record of a zip without a comment; torch writes none
+
+
+def _zip_members(file: BinaryIO, size: int, *, joined: bool = False) -> bytes:
     """Names, checksums and sizes of the members of a zip.
+
+    ``joined``: several zips may follow one another, as torch.distributed.checkpoint writes a zip for each tensor
+    (``_write_item``); then these are the members of the last one.
 
     Raises:
         TornError: it is truncated or damaged.
     """
+    if os.pread(file.fileno(), 4, max(0, size - _ZIP_END)) != b"PK\x05\x06":
+        raise TornError("it is truncated: its zip directory is missing")
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             end = archive.start_dir
     except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, OSError) as error:
         raise TornError("it is truncated: its zip directory is missing") from error
-    if not members or members[0].header_offset or any(one.header_offset + one.compress_size > end for one in members):
+    before = bool(members) and members[0].header_offset > 0 and not joined
+    if not members or before or any(one.header_offset + one.compress_size > end for one in members):
         raise TornError("its zip directory does not match the file")
     return repr([(one.filename, one.CRC, one.file_size) for one in members]).encode()
 

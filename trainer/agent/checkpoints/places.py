@@ -8,16 +8,14 @@ a link to a checkpoint beside it is a *pointer* to it, like DeepSpeed's text fil
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from ..link.copies import TEMPORARY
 from .layouts import is_checkpoint
-from .names import LARGE, is_single
+from .names import KEPT, LARGE, is_single
 
 LATEST = "latest"
-KEPT = re.compile(r"kept-(\d{1,9})$")  # in the output folder: what a restart moved aside, see ``aside.py``
 DEEP = 4  # folders from the output folder to a checkpoint
 ENTRIES = 50_000  # files and folders that are examined
 POINTERS = 16
