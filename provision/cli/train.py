@@ -41,6 +41,10 @@ _CHOICES: dict[str, Choice] = {"d": "detach", "s": "stop", "c": "continue"}
 
 _Options = tuple[Callable[[Callable[..., None]], Callable[..., None]], ...]
 
+_RESUME_ARG = click.option(
+    "--resume-arg", metavar="TEXT", help="Arguments for a resumed run, e.g. '--from {checkpoint}'."
+)
+
 _WHAT: _Options = (
     click.option(
         "--launcher",
@@ -59,7 +63,7 @@ _WHAT: _Options = (
         for name, text in launchers.config_options().items()
     ),
     click.option("--output", metavar="DIR", help="Checkpoint directory, as the script receives it."),
-    click.option("--resume-arg", metavar="TEXT", help="Arguments for a resumed run, e.g. '--from {checkpoint}'."),
+    _RESUME_ARG,
     click.option("--zero", type=click.Choice(ZERO_CHOICES), help="Write a DeepSpeed configuration of this ZeRO stage."),
     click.option(
         "--env",
@@ -218,6 +222,7 @@ def read_variables(given: tuple[str, ...], reporter: Reporter) -> dict[str, str]
 @click.option("--detach", is_flag=True, help="Return once the run has started on every node.")
 @number("--restarts", type=INDEX, help="Restart a failed run up to N times.")
 @click.option("--force", is_flag=True, help="Start even if a check predicts a failure.")
+@_RESUME_ARG
 @click.argument("run", required=False)
 @reporting
 def resume_command(
@@ -225,6 +230,7 @@ def resume_command(
     selection: Selection,
     count: int | None,
     restarts: int | None,
+    resume_arg: str | None,
     run: str | None,
     *,
     detach: bool,
@@ -235,7 +241,7 @@ def resume_command(
     RUN is a run's id or part of it. The default is the newest run. Code and configuration are those of the run. So are
     the nodes, unless --nodes, --limit or --exclude select some of them. The nodes keep the order of their ranks.
     """
-    options = tasks.ResumeOptions(force, count, restarts, Following(detach, ask_detach_or_stop(reporter)))
+    options = tasks.ResumeOptions(force, count, restarts, Following(detach, ask_detach_or_stop(reporter)), resume_arg)
     with detach_on_hangup(), selection.session_or_here(reporter, starts=True) as session:
         result = tasks.resume(session, run, options)
     reporter.result(*train_output(result))

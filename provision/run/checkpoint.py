@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainer.agent.checkpoints.layouts import FILE, FOLDER, OURS, TYPED, kinds
+from trainer.agent.checkpoints.layouts import FILE, OURS, TYPED, layouts_of
 from trainer.agent.checkpoints.names import KEPT, is_single, number_in
 
 _ZERO = "_optim_states.pt"  # only DeepSpeed's ZeRO writes these
@@ -122,13 +122,12 @@ def _search(below: str, names: frozenset[str], found: dict[str, str]) -> None:
             inside.setdefault(top, set()).add(rest)
         elif is_single(name):
             found[below + name] = FILE
-    for top, rest in inside.items():
-        files = {name for name in rest if "/" not in name}
-        layouts = kinds(below + top, files, {name.partition("/")[0] for name in rest if "/" in name})
+    for top, below_it in inside.items():
+        layouts = layouts_of(below + top, below_it)
         if layouts:
             found[below + top] = layouts[0]
         else:
-            _search(f"{below}{top}/", frozenset(rest), found)
+            _search(f"{below}{top}/", frozenset(below_it), found)
 
 
 def sources(
@@ -151,7 +150,7 @@ def sources(
             if one["name"] != checkpoint:
                 continue
             for file, (_, mtime, _, torn) in one["files"].items():
-                name = checkpoint if one["single"] else f"{checkpoint}/{file}"
+                name = str(checkpoint) if one["single"] else f"{checkpoint}/{file}"
                 if not torn and name in names.get(node, ()) and (name not in best or mtime > best[name][1]):
                     best[name] = (node, mtime)
     found = checkpoints(name for mine in names.values() for name in mine)
@@ -171,8 +170,7 @@ def sources(
 def conversion(checkpoint: str, names: Collection[str]) -> Conversion:
     """How a checkpoint's weights become one set in fp32, by the names of its files."""
     files = {name for name in names if "/" not in name}
-    layout = (*kinds(checkpoint, files, {name.partition("/")[0] for name in names if "/" in name}), FOLDER)[0]
-    if layout == OURS:
+    if layouts_of(checkpoint, names)[:1] == [OURS]:
         return Conversion("impossible", why="every rank has a part of them; trainer.gpt.export joins them")
     if any(name.endswith(_ZERO) for name in names):
         return Conversion("zero", tag=any(name.endswith(_ZERO) for name in files))

@@ -24,6 +24,9 @@ from provision.run.config import TRAINER_LOG, config_files
 from provision.run.config_text import load_either
 from provision.run.files import LIMIT, WORK, Entry, FileCollector, RunFiles, sources
 from provision.run.job import Job
+from provision.run.outputs import output_of
+from provision.run.resume_args import derive
+from provision.run.script_source import Source, script_files
 
 HOOKS = "hooks"  # in the run's folder: modules that Python loads automatically
 _RECORD = "run.json"  # marks a folder of runs/, which has the logs of another run
@@ -33,7 +36,6 @@ _READS = re.compile(r"(^|_)(deepspeed|config|config_file|config_path|cfg|hparams
 _WRITES = re.compile(
     r"(^|_)(out|output|save|log|dump|result|results|report|write|metrics|export|dest|trace|stats)(_|$)"
 )
-_OUTPUT = ("--output_dir", "--output-dir")  # of transformers' TrainingArguments
 
 
 def pack(
@@ -75,7 +77,8 @@ def _code(job: Job, limit: int) -> RunFiles:
         entries = collector.pack(limit)
     there, unclear = files_named(job, folder)
     notices += unclear
-    output = _output(job)
+    source = Source.read(script_files(job.kind, job.target, folder), folder)
+    output = output_of(job, folder, source)
     if output:
         output = posixpath.normpath(posixpath.join(WORK, output))
     return RunFiles(
@@ -87,6 +90,7 @@ def _code(job: Job, limit: int) -> RunFiles:
         progress=posixpath.join(output, TRAINER_LOG) if output else None,  # a script may write one too
         output=output,
         there=there,
+        resuming=derive(source),
     )
 
 
@@ -231,17 +235,6 @@ def exists(path: Path) -> bool:
         return path.exists()
     except (OSError, ValueError):  # too long for a path, or a NUL in it
         return False
-
-
-def _output(job: Job) -> str | None:
-    """The script's checkpoint folder: the user's ``--output``, else the argument of transformers' trainers."""
-    if job.output is not None:
-        return job.output
-    for word, after in zip(job.args, (*job.args, "")[1:], strict=True):
-        name, has, value = word.partition("=")
-        if name in _OUTPUT:
-            return (value if has else after) or None
-    return None
 
 
 # --- clusterctl's own trainer ----------------------------------------------------------------------

@@ -88,6 +88,8 @@ def run_output(result: RunStatus, now: float) -> Summary:
     )
     if run.networks:
         about.append(f"  network that NCCL uses: {'; '.join(run.networks)}")
+    kept = {str(part.fields["kept"]): part.node for part in reversed(run.parts) if part.fields.get("kept")}
+    about += [f"  moved aside, because it could not be used: {node}:{path}" for path, node in kept.items()]
     if why := _why(run):
         about.append(f"  {why}")
     rows = [["NODE", "RANK", "STATE", "PHASE", "STEP", "GPUS", "BUSY", "GPU MEMORY", "MEMORY", "TRAFFIC"]]
@@ -143,7 +145,10 @@ def _part_data(part: Part) -> dict[str, Any]:
         "rank": part.rank,
         "state": part.state,
         "alive": part.alive,
-        **{key: part.fields.get(key) for key in ("phase", "step", "total", "loss", "time", "why", "left", "saved")},
+        **{
+            key: part.fields.get(key)
+            for key in ("phase", "step", "total", "loss", "time", "why", "left", "saved", "kept")
+        },
         "sample": dict(part.samples[-1]) if part.samples else None,
     }
 

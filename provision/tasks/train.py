@@ -22,10 +22,11 @@ from provision.errors import ClusterctlError, NodesFailedError, PreflightError, 
 from provision.inventory import fold
 from provision.inventory.document import shown
 from provision.launchers import choose, fewer, launch, pack
+from provision.launchers.kit.plans import split_resume_arg
 from provision.masking import mask_words
 from provision.model import Inventory, Node, Notice
 from provision.render import quote
-from provision.run import Job, Launch, RunFiles, RunSpec, new_run_id, plan_name, record, world_size
+from provision.run import Job, Launch, RunFiles, RunSpec, new_run_id, plan_name, record, resume_args, world_size
 from provision.run.config import MisspelledKeyError
 from provision.run.config_text import read
 from provision.run.record import TrainResult
@@ -40,6 +41,7 @@ from trainer.agent.contract.untrusted import UntrustedError
 if TYPE_CHECKING:
     from provision.run import Facts
     from provision.run.found import Run
+    from provision.run.resume_args import Resuming
     from provision.session import Session
 
 DEFAULT_CONFIG = "train.yaml"
@@ -98,12 +100,14 @@ class ResumeOptions:
         count: on the first nodes of the run; None: on all that the session has.
         restarts: how often it may restart automatically; None: as before.
         following: how it is followed.
+        resume_arg: the program's arguments to resume, which the run keeps; None: as before.
     """
 
     force: bool = False
     count: int | None = None
     restarts: int | None = None
     following: Following = field(default_factory=Following)
+    resume_arg: str | None = None
 
 
 def find_config(inventory: Inventory) -> Path:
@@ -206,6 +210,8 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
             plans = fewer(plans, members[0].train_address, facts)
             _warn_fewer(session, run, members, before, plans, found.unreachable)
         fresh = renewed(plans, head, token=secrets.token_hex(16), restarts=options.restarts)
+        if options.resume_arg is not None:
+            fresh = with_resume_arg(fresh, options.resume_arg)
     kept = record.read(record.folder_of(inventory.path, run.id)) or {}
     about = {
         "master": f"{members[0].train_address}:{head.port}",
@@ -239,6 +245,10 @@ def _pack(session: Session, asked: Training) -> tuple[str, RunFiles, tuple[Node,
     except MisspelledKeyError as error:
         error.hint += ": " + session.again("--force", command="train")
         raise
+    if files.resuming is not None:
+        name, typed = Path(asked.job.target).name, asked.job.resume_arg is not None
+        for text in resume_args.notices(files.resuming, name, output_known=files.output is not None, typed=typed):
+            session.emit(Notice(text))
     return run_id(asked), files, nodes
 
 
@@ -320,7 +330,9 @@ def _spec(session: Session, passed: GateResult, run: str, files: RunFiles, asked
         env=env,
         grace=GRACE,
         launcher=asked.job.launcher,
-        job=asked.job,
+        job=asked.job
+        if files.resuming is None
+        else replace(asked.job, resume_arg=resume_arg(asked.job, files.resuming)),
         settings=files.settings,
         output=files.output,
         hang_after=asked.policy.hang_after,
@@ -417,7 +429,7 @@ def refuse_plans(plans: Sequence[Plan]) -> None:
     """
     if plans[0].resume is None:
         raise UsageError(
-            f"run {plans[0].run} cannot be resumed: which option makes its program resume is not known",
+            f"run {plans[0].run} cannot be resumed: where its program saves checkpoints is not known",
             hint="start the next one with: clusterctl train --output DIR --resume-arg '--resume={checkpoint}' SCRIPT",
         )
 
@@ -439,6 +451,25 @@ def renewed(plans: Sequence[Plan], head: Facts, *, token: str, restarts: int | N
         new = plan._replace(resuming=True, none_ok=False, port=port, link=link, env=env)
         fresh.append(new if restarts is None else new._replace(restarts=restarts))
     return fresh
+
+
+def resume_arg(job: Job, resuming: Resuming) -> str | None:
+    """A script's arguments to resume: the typed ones, else those that its source shows."""
+    return job.resume_arg if job.resume_arg is not None else resuming.text
+
+
+def with_resume_arg(plans: Sequence[Plan], text: str) -> list[Plan]:
+    """The plans of a script with other arguments to resume.
+
+    Raises:
+        UsageError: the text is invalid, or a configuration's run resumes by its own option.
+    """
+    words = tuple(split_resume_arg(text))
+    if any(plan.launcher == "llamafactory" for plan in plans):
+        raise UsageError(
+            "--resume-arg is for scripts: LLaMA-Factory resumes with resume_from_checkpoint", hint="omit --resume-arg"
+        )
+    return [plan._replace(resume=plan.resume and plan.resume._replace(argv=words)) for plan in plans]
 
 
 def _plans(session: Session, run: Run, members: Sequence[Node]) -> list[Plan]:

@@ -220,9 +220,16 @@ START = {"checkpoint": "checkpoint-2", "port": 29500, "world_size": 4, "copy": {
         *({"copy": copy} for copy in ("x", {"1": {}}, {"1": [[]]}, {"1": [["../x", 1, 0]]}, {"1": [["x", "1", 0]]})),
         {"refused": 5},
         {"step": -1},
-        *({"aside": {"number": 1, "names": ["a"], "pointers": {}} | aside} for aside in (
-            {"number": "1"}, {"names": ["../a"]}, {"names": 3}, {"pointers": {"..": "a"}}, {"pointers": {"a": 1}},
-        )),
+        *(
+            {"aside": {"number": 1, "names": ["a"], "pointers": {}} | aside}
+            for aside in (
+                {"number": "1"},
+                {"names": ["../a"]},
+                {"names": 3},
+                {"pointers": {"..": "a"}},
+                {"pointers": {"a": 1}},
+            )
+        ),
         {"aside": []},
     ],
 )

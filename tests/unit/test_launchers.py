@@ -349,9 +349,24 @@ def test_restart_requires_the_folder_of_checkpoints():
     assert "--output" in caught.value.hint
 
 
-def test_resume_arg_without_a_placeholder():
-    with pytest.raises(UsageError, match="must contain"):
-        launchers.launch(spec(job=replace(SCRIPT, resume_arg="--resume"), output="job/out"))
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("--resume", ("--resume",)),
+        ("", ()),
+        ("--init_from=resume", ("--init_from=resume",)),
+        ("--load_dir {folder} --ckpt_id '{tag}'", ("--load_dir", "{folder}", "--ckpt_id", "{tag}")),
+    ],
+)
+def test_resume_arg_needs_no_path(text, words):
+    plans = launchers.launch(spec(job=replace(SCRIPT, resume_arg=text), output="job/out")).plans
+    assert plans[0].resume.argv == words
+
+
+@pytest.mark.parametrize(("text", "message"), [("--resume {ckpt}", "{ckpt} is not one of"), ("--a 'b", "quotation")])
+def test_invalid_resume_arg(text, message):
+    with pytest.raises(UsageError, match=message):
+        launchers.launch(spec(job=replace(SCRIPT, resume_arg=text), output="job/out"))
 
 
 def test_the_old_launcher_gives_the_local_rank():

@@ -307,8 +307,12 @@ def test_deeply_nested_answer_to_a_stop_is_ignored():
 # --- checkpoints -------------------------------------------------------------------------------------------------
 
 FILE = [10, 1700000000000000000, "0123", None]
-CHECKPOINT = {"name": "checkpoint-2", "layout": "trainer", "says": {"latest": "x", "i": ["a"]}, "files": {"a/b": FILE}}
-OFFER = {"ranks": [0, 2], "latest": {"tag": "global_step2", "file": FILE}, "checkpoints": [CHECKPOINT]}
+CHECKPOINT = {
+    "name": "checkpoints/checkpoint-2", "single": False, "step": 2, "says": {"latest": "x", "i": ["a"]},
+    "files": {"a/b": FILE},
+}  # fmt: skip
+POINTER = {"name": "latest", "tag": "global_step2", "file": FILE}
+OFFER = {"ranks": [0, 2], "kept": 1, "pointers": [POINTER], "others": ["a/b.pt"], "checkpoints": [CHECKPOINT]}
 
 
 def test_valid_offer_is_accepted_unchanged():
@@ -323,12 +327,13 @@ def test_valid_offer_is_accepted_unchanged():
         {"ranks": [0]},
         {"ranks": [0, -1]},
         {"ranks": ["0", 1]},
-        {"latest": []},
-        {"latest": {"tag": 1, "file": FILE}},
-        {"latest": {"tag": "x"}},
+        *({"pointers": each} for each in ({}, [POINTER | {"tag": 1}], [POINTER | {"name": "../x"}], [POINTER] * 17)),
+        {"pointers": [POINTER | {"file": []}]},
+        *({"others": each} for each in ({}, ["../x"], [1], ["x"] * 1001)),
+        *({"kept": each} for each in (-1, "1", None)),
         {"checkpoints": {}},
         {"checkpoints": [CHECKPOINT] * 17},
-        *({"checkpoints": [CHECKPOINT | {"name": name}]} for name in ("..", "../x", "a/b", "", "a\0", 1, None)),
+        *({"checkpoints": [CHECKPOINT | {"name": name}]} for name in ("..", "../x", "a//b", "", "a\0", 1, None)),
         *({"checkpoints": [CHECKPOINT | {"files": files}]} for files in ([], {"../x": FILE}, {"/x": FILE}, {"a": []})),
         *(
             {"checkpoints": [CHECKPOINT | {"files": {"a": [size, 1, "", None]}}]}
@@ -338,7 +343,8 @@ def test_valid_offer_is_accepted_unchanged():
         {"checkpoints": [CHECKPOINT | {"says": {"latest": 1}}]},
         {"checkpoints": [CHECKPOINT | {"says": {"latest": ["x"]}}]},
         {"checkpoints": [CHECKPOINT | {"says": {"complete.json": "x"}}]},
-        {"checkpoints": [CHECKPOINT | {"layout": "other"}]},
+        {"checkpoints": [CHECKPOINT | {"single": "no"}]},
+        {"checkpoints": [CHECKPOINT | {"step": -1}]},
     ],
 )
 def test_invalid_offer_is_refused(change):
@@ -347,7 +353,7 @@ def test_invalid_offer_is_refused(change):
         read_offer({"output": "/o", "offer": OFFER | change}, "node01")
 
 
-@given(objects(["ranks", "latest", "checkpoints"]) | VALUES)
+@given(objects(["ranks", "pointers", "others", "kept", "checkpoints"]) | VALUES)
 def test_every_offer_is_refused_or_can_be_used(offer):
     if not offers.problem(offer):
         sources({"node01": frozenset({"checkpoint-2/a"})}, {"node01": offer}, "checkpoint-2")

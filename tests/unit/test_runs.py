@@ -585,6 +585,7 @@ def test_weights_that_no_tool_joins_have_a_reason(files):
     found = conversion("iter_10", files)
     assert (found.how, bool(found.why)) == ("impossible", True)
 
+
 def test_a_listed_name_may_end_in_a_newline():
     assert set(parse_list("1 0.0 log\n\x002 0.0 a b\x00", "node01")) == {"log\n", "a b"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +15,21 @@ from provision.launchers.kit.options import VARIABLES
 from provision.launchers.kit.replaced import replaced, used
 from provision.model import Notice
 from provision.run import WORK, RunSpec
-from trainer.agent.contract.plan import CHECKPOINT, PORT, Hang, Plan, Resume
+from trainer.agent.contract.plan import CHECKPOINT, PLACES, PORT, Hang, Plan, Resume
 
-__all__ = ["CHECKPOINT", "PORT", "Command", "first_rank", "node_plan", "notices", "put", "ranks", "require", "resume"]
+__all__ = [
+    "CHECKPOINT",
+    "PORT",
+    "Command",
+    "first_rank",
+    "node_plan",
+    "notices",
+    "put",
+    "ranks",
+    "require",
+    "resume",
+    "split_resume_arg",
+]
 
 _LOCAL_BRIDGES = (
     "docker",
@@ -107,7 +120,7 @@ def resume(spec: RunSpec) -> Resume | None:
     """How the command resumes; None if the checkpoint folder is not known.
 
     Raises:
-        UsageError: ``--resume-arg`` lacks the place for the path.
+        UsageError: ``--resume-arg`` is not a list of words, or has an unknown place.
     """
     output = spec.output
     if output is None and spec.job.kind == "config" and spec.progress:
@@ -119,13 +132,27 @@ def resume(spec: RunSpec) -> Resume | None:
         # trainer_log.jsonl if it overwrites the output folder (train/callbacks.py).
         argv = [f'resume_from_checkpoint="{CHECKPOINT}"', "overwrite_output_dir=false"]
     else:
-        argv = shlex.split(spec.job.resume_arg or "")
-        if spec.job.resume_arg and not any(CHECKPOINT in word for word in argv):
-            raise UsageError(
-                f"--resume-arg {spec.job.resume_arg}: it must contain {{checkpoint}} for the path",
-                hint="--resume-arg '--resume_from_checkpoint {checkpoint}'",
-            )
+        argv = split_resume_arg(spec.job.resume_arg or "")
     return Resume(output, tuple(argv), {"CLUSTERCTL_CHECKPOINT": CHECKPOINT})
+
+
+def split_resume_arg(text: str) -> list[str]:
+    """The words of ``--resume-arg``.
+
+    Raises:
+        UsageError: a quote is not closed, or a word has an unknown place in braces.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--resume-arg {text}: {error}", hint="--resume-arg '--resume {checkpoint}'") from None
+    unknown = [each for word in words for each in re.findall(r"\{[a-z_]*\}", word) if each not in PLACES]
+    if unknown:
+        raise UsageError(
+            f"--resume-arg {text}: {unknown[0]} is not one of {', '.join(PLACES)}",
+            hint="--resume-arg '--resume_from_checkpoint {checkpoint}'",
+        )
+    return words
 
 
 def node_plan(spec: RunSpec, rank: int, launcher: str, command: Command, resumes: Resume | None) -> Plan:

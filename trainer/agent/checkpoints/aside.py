@@ -38,7 +38,7 @@ def move(output: Path, number: int, names: Sequence[str], pointers: Mapping[str,
             if _through_link(output, parts[:-1]) or not os.path.lexists(source):
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.rename(source, target)
+            source.rename(target)
             moved += 1
         except FileNotFoundError:
             continue  # another node moved it: they share the folder

@@ -24,7 +24,7 @@ file          one file; Lightning's own checkpoints, ``ckpt.pt`` of nanoGPT, the
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Set
 
 from .names import LARGE, is_share, names_a_checkpoint, number_in
 
@@ -76,7 +76,10 @@ _TENSORS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 _MARKS = (
     (OURS, re.compile(r"complete\.json|part-\d+-of-\d+\.safetensors")),
     (TRAINER, re.compile(r"trainer_state\.json|rng_state(_\d+)?\.pth|" + re.escape(INCOMPLETE))),
-    (ACCELERATE, re.compile(r"random_states_\d+\.pkl|(scheduler|sampler|dl_state_dict)(_\d+)?\.bin|custom_checkpoint_\d+\.pkl")),
+    (
+        ACCELERATE,
+        re.compile(r"random_states_\d+\.pkl|(scheduler|sampler|dl_state_dict)(_\d+)?\.bin|custom_checkpoint_\d+\.pkl"),
+    ),
     (DEEPSPEED, re.compile(r".*(model|optim)_states\.pt")),
     (DCP, re.compile(r"\.metadata|__\d+_\d+\.distcp")),
 )
@@ -134,7 +137,9 @@ def kinds(name: str, files: Iterable[str], folders: Iterable[str]) -> List[str]:
 def layouts_of(name: str, names: Iterable[str]) -> List[str]:
     """The layouts of a folder by all its files, as ``kinds``."""
     names = set(names)
-    return kinds(name, {each for each in names if "/" not in each}, {each.partition("/")[0] for each in names if "/" in each})
+    return kinds(
+        name, {each for each in names if "/" not in each}, {each.partition("/")[0] for each in names if "/" in each}
+    )
 
 
 def is_of_one_rank(name: str) -> bool:
@@ -165,37 +170,50 @@ def readers(names: Iterable[str]) -> Dict[str, int]:
     return {name: int(match.group(1)) for name, match in found if match}
 
 
+_UNFINISHED = "%s is missing: the save did not finish"
+
+
 def why_incomplete(union: Union, world_size: int) -> Optional[str]:
     """The reason why a run of ``world_size`` ranks cannot resume from a checkpoint, or None."""
-    names = union.names
-    if union.layout == FILE:
-        share = is_share(union.name.rpartition("/")[2])
-        return "it is one of several files: the files of a step must be in one folder" if share else None
-    if union.layout == OURS:
-        if COMPLETE not in names:
-            return "%s is missing: the save did not finish" % COMPLETE
-        missing = sorted(set(union.contents.get(COMPLETE, ())) - names)  # parts of ranks whose node is missing
-        return "%s is missing, although %s lists it" % (missing[0], COMPLETE) if missing else None
+    rules: Dict[str, Callable[[Union, int], Optional[str]]] = {
+        TRAINER: _trainer,
+        DEEPSPEED: lambda union, world_size: _deepspeed(union.names, world_size),
+        ACCELERATE: _accelerate,
+        DCP: _dcp,
+        LIGHTNING: _lightning,
+        OURS: lambda union, _: _ours(union),
+        FOLDER: lambda *_: None,
+        FILE: lambda union, _: _file(union),
+    }
+    return _unlisted(union) or rules[union.layout](union, world_size)
+
+
+def _unlisted(union: Union) -> Optional[str]:
+    """A file that an index or ``.metadata`` names, and that is missing."""
     for name, shards in sorted(union.contents.items()):
         if name.endswith((INDEX, METADATA)):
             folder = name.rpartition("/")[0]
             wanted = {"%s/%s" % (folder, shard) if folder else shard for shard in shards}
-            if not wanted <= names:
-                return "%s lists %s, which is missing" % (name, min(wanted - names))
-    if union.layout == DEEPSPEED:
-        return _deepspeed(names, world_size)
-    if union.layout == FOLDER:
-        return None
-    if union.layout == DCP:
-        return _shards(union, world_size) or (None if METADATA in names else _UNFINISHED % METADATA)
-    if union.layout == LIGHTNING:
-        return _lightning(union, world_size)
-    if union.layout == ACCELERATE:
-        return _accelerate(union, world_size)
-    return _trainer(union, world_size)
+            if not wanted <= union.names:
+                return "%s lists %s, which is missing" % (name, min(wanted - union.names))
+    return None
 
 
-_UNFINISHED = "%s is missing: the save did not finish"
+def _file(union: Union) -> Optional[str]:
+    if is_share(union.name.rpartition("/")[2]):
+        return "it is one of several files: the files of a step must be in one folder"
+    return None
+
+
+def _ours(union: Union) -> Optional[str]:
+    if COMPLETE not in union.names:
+        return _UNFINISHED % COMPLETE
+    missing = sorted(set(union.contents.get(COMPLETE, ())) - union.names)  # parts of ranks whose node is missing
+    return "%s is missing, although %s lists it" % (missing[0], COMPLETE) if missing else None
+
+
+def _dcp(union: Union, world_size: int) -> Optional[str]:
+    return _shards(union, world_size) or (None if METADATA in union.names else _UNFINISHED % METADATA)
 
 
 def _trainer(union: Union, world_size: int) -> Optional[str]:

@@ -20,6 +20,7 @@ _LAST = re.compile(r"(?:^|[-_=. ]|ckpt|checkpoint)(\d{1,18})$", re.IGNORECASE)
 _TAG = re.compile(r"(best|last|latest|final|newest|current|ckpt|checkpoint|stage\d*)([-_.].*)?", re.IGNORECASE)
 _WHOLE = re.compile(r"(pytorch_)?(model|weights|state|state_dict)([-_.].*)?", re.IGNORECASE)
 _SHARE = re.compile(r"rank[-_=]?\d+|\d+-of-\d+", re.IGNORECASE)  # of a rank, or of several files
+_SUFFIX = re.compile("(%s)$" % "|".join(map(re.escape, LARGE)))
 _PART = re.compile(
     r"optim|sched|scaler|(^|[-_.])(rng|random|sampler|args|config|vocab|tokenizer|train|val|test|ema)([-_.]|$)",
     re.IGNORECASE,
@@ -36,9 +37,7 @@ class Number(NamedTuple):
 def number_in(name: str) -> Optional[Number]:
     """The step or epoch in a name, or None."""
     base = name.rpartition("/")[2]
-    for suffix in LARGE:
-        base = base[: -len(suffix)] if base.endswith(suffix) else base
-    base = _SHARE.sub("", base)
+    base = _SHARE.sub("", _SUFFIX.sub("", base))
     for pattern, epochs in ((_STEP, False), (_EPOCH, True), (_LAST, False)):
         found = pattern.findall(base)
         if found:
@@ -56,7 +55,9 @@ def is_single(name: str) -> bool:
     stem, dot, suffix = name.rpartition(".")
     if "." + suffix not in LARGE or not dot or _PART.search(stem):
         return False
-    return "." + suffix in _SINGLE or (suffix != "distcp" and (names_a_checkpoint(stem) or _WHOLE.fullmatch(stem) is not None))
+    return "." + suffix in _SINGLE or (
+        suffix != "distcp" and (names_a_checkpoint(stem) or _WHOLE.fullmatch(stem) is not None)
+    )
 
 
 def is_share(name: str) -> bool:

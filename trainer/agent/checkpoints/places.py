@@ -95,26 +95,28 @@ class _Search:
 
     def folder(self, below: str, depth: int, known: Optional[Dict[str, "os.DirEntry[str]"]] = None) -> None:
         """Find the checkpoints in a folder, which is no checkpoint itself."""
-        entries = self._entries(below) if known is None else known
-        for name, entry in (entries or {}).items():
-            path = below + name
+        entries = (self._entries(below) if known is None else known) or {}
+        for name, entry in entries.items():
             if entry.is_symlink():
-                tag = os.readlink(entry.path).rstrip("/")
-                if tag in (entries or {}):
-                    self.pointers.append(Pointer(path, tag, link=True))
+                tag = os.readlink(entry.path).rstrip("/")  # noqa: PTH115 - text, compared with names
+                if tag in entries:
+                    self.pointers.append(Pointer(below + name, tag, link=True))
             elif entry.is_dir(follow_symlinks=False):
                 kept = KEPT.match(name) if not below else None
                 if kept:
                     self.kept = max(self.kept, int(kept.group(1)))
                 elif depth < DEEP and not name.startswith("."):
-                    self._inside(path, depth)
+                    self._inside(below + name, depth)
             elif entry.is_file(follow_symlinks=False):
-                if name == LATEST:
-                    self.pointers.append(Pointer(path, text_of(Path(entry.path)), link=False))
-                elif is_single(name):
-                    self.checkpoints.append(Seen(path, single=True))
-                elif name.endswith(LARGE):
-                    self.parts.append(path)
+                self._file(below + name, name)
+
+    def _file(self, path: str, name: str) -> None:
+        if name == LATEST:
+            self.pointers.append(Pointer(path, text_of(self._output / path), link=False))
+        elif is_single(name):
+            self.checkpoints.append(Seen(path, single=True))
+        elif name.endswith(LARGE):
+            self.parts.append(path)
 
     def _inside(self, path: str, depth: int) -> None:
         entries = self._entries(path)

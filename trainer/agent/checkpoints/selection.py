@@ -193,11 +193,12 @@ def offer(output: Path, first_rank: int, processes: int) -> Dict[str, Any]:
         except OSError:
             continue
         pointers.append({"name": one.name, "tag": one.tag, "file": facts})
+    everything = (*(one.name for one in found.checkpoints), *found.parts)
     return {
         "ranks": [first_rank, processes],
         "kept": found.kept,
         "pointers": pointers,
-        "others": [one for one in (*(each.name for each in found.checkpoints), *found.parts) if one not in read][:OTHERS],
+        "others": [name for name in everything if name not in read][:OTHERS],
         "checkpoints": [
             {
                 "name": one.name,
@@ -276,9 +277,7 @@ def newest(offers: Dict[int, Dict[str, Any]], world_size: int) -> Choice:
     """
     nodes = {rank: {one["name"]: one for one in each.get("checkpoints", [])} for rank, each in offers.items()}
     names = {name for held in nodes.values() for name in held}
-    merged = {
-        name: _merge(name, {rank: held[name] for rank, held in nodes.items() if name in held}) for name in names
-    }
+    merged = {name: _merge(name, {rank: held[name] for rank, held in nodes.items() if name in held}) for name in names}
     chosen = _first_kind(merged)
     typed = {one.layouts[0] for one in chosen.values() if len(one.layouts) == 1} & set(TYPED)
     if len(typed) > 1:
@@ -291,9 +290,7 @@ def newest(offers: Dict[int, Dict[str, Any]], world_size: int) -> Choice:
         held, why = _unite(one.versions)
         why = why or _why(one, set(held), world_size, chosen) or _unnamed(one, order, tags)
         if why is None:
-            copy = {
-                rank: _lacking(one, held, rank, each.get("ranks", (0, 0))) for rank, each in offers.items()
-            }
+            copy = {rank: _lacking(one, held, rank, each.get("ranks", (0, 0))) for rank, each in offers.items()}
             if one.layouts == [DEEPSPEED]:
                 _add_latest(copy, name, offers)
             copy = {rank: files for rank, files in copy.items() if files}
@@ -379,9 +376,7 @@ def _unite(versions: Dict[str, Dict[int, File]]) -> Tuple[Dict[str, _Held], Opti
     return held, None
 
 
-def _lacking(
-    one: _Merged, held: Dict[str, _Held], rank: int, ranks: Tuple[int, int]
-) -> List[Tuple[str, int, int]]:
+def _lacking(one: _Merged, held: Dict[str, _Held], rank: int, ranks: Tuple[int, int]) -> List[Tuple[str, int, int]]:
     """The files that the node of ``rank`` must copy: missing, truncated or outdated ones."""
     files = []
     first, count = ranks
@@ -396,7 +391,9 @@ def _lacking(
     return files
 
 
-def _add_latest(copy: Dict[int, List[Tuple[str, int, int]]], name: str, offers: Mapping[int, Mapping[str, Any]]) -> None:
+def _add_latest(
+    copy: Dict[int, List[Tuple[str, int, int]]], name: str, offers: Mapping[int, Mapping[str, Any]]
+) -> None:
     """Add the file ``latest``, which DeepSpeed reads beside the tag's folder, if it names the tag somewhere."""
     folder, slash, tag = name.rpartition("/")
     path = folder + slash + LATEST

@@ -17,7 +17,7 @@ LIMIT = 16 << 20  # bytes of a plan; the environment and the arguments of a comm
 BACKOFF_LIMIT = 60.0  # seconds
 PORT = "{port}"  # in ``argv``: the port of the attempt
 CHECKPOINT = "{checkpoint}"  # in ``resume``: the path of the checkpoint that the attempt starts from
-# The same path in parts, for programs that want them separately: its folder, its name there (DeepSpeed's tag), its step.
+# The same in parts, for programs that want them separately: its folder, its name there (DeepSpeed's tag), its step.
 PLACES = (CHECKPOINT, "{folder}", "{name}", "{tag}", "{step}")
 _PLACE = re.compile("|".join(map(re.escape, PLACES)))
 _RANKS = 1 << 20
@@ -66,7 +66,7 @@ class Resume(NamedTuple):
             ValueError: they need the step, and the checkpoint has none.
         """
         folder, _, name = checkpoint.rpartition("/")
-        values = dict(zip(PLACES, (checkpoint, folder, name, name, "" if step is None else str(step))))
+        values = {CHECKPOINT: checkpoint, "{folder}": folder, "{name}": name, "{tag}": name, "{step}": str(step)}
         words = (*self.argv, *self.env.values())
         if step is None and any("{step}" in word for word in words):
             raise ValueError("%s has no step in its name, and the arguments to resume need {step}" % checkpoint)

@@ -148,7 +148,7 @@ class Supervisor:
             self._state.set(kept=str(kept))
             names = ", ".join(aside["names"][:5]) + (", …" if len(aside["names"]) > 5 else "")
             if self._plan.rank == 0:
-                self._events.emit("notice", text="moved aside, so that nothing writes over it: %s, to %s" % (names, kept))
+                self._events.emit("notice", text="moved to %s, so that nothing writes over it: %s" % (kept, names))
 
     def _judge(self, outcome: Dict[str, Any]) -> Dict[str, Any]:
         """Decide the outcome of the attempt with all agents."""
