@@ -1,0 +1,11 @@
+"""Command lines as people type them: what is around a launcher's command, and launch scripts. Pure, runs nothing.
+
+- ``shell``: words, quotes, variables and operators of a POSIX shell
+- ``wrappers``: ``export A=b``, ``nohup``, ``conda run``, ``srun``, ``mpirun`` and the like around a command
+- ``scripts``: launch scripts (``.sh``, ``.bat``, ``.ps1``), which mean one launcher's command
+- ``slashes``: paths with backslashes
+"""
+
+from provision.typed.wrappers import Typed, unwrap
+
+__all__ = ["Typed", "unwrap"]

@@ -1,0 +1,354 @@
+"""Splits a shell's command line into simple commands, and expands the variables of a launch script.
+
+Follows the POSIX shell's quoting (2.2 "Quoting", 2.6.2 "Parameter Expansion"). Nothing is run: a value that only a
+running shell would know, such as ``$(hostname)``, is marked with ``UNKNOWN``, and a command that contains it is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+UNKNOWN = "\0"  # in a word: its value is not known here. No argument can contain it
+CONTROL = ("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac", "function", "{", "}")
+_OPERATORS = ("&&", "||", ";;", ";", "|&", "|", "&")
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_REDIRECT = re.compile(r"(\d*)(>>|>&|>\||<<<|<<|<&|<>|>|<|&>>|&>)")
+_PARAMETER = re.compile(r"([A-Za-z_]\w*|[0-9]+|[@*#?$!])(?:(:?[-=+?])(.*))?", re.ASCII | re.DOTALL)
+# What a script finds its own folder with.
+_HERE = re.compile(r"""dirname\s+(?:--\s+)?["']?(?:\$0|\$\{?BASH_SOURCE(?:\[0\])?\}?)["']?""")
+_CHANGED = re.compile(r"cd\s+(?P<where>.*?)\s*(?:&&|;)\s*pwd", re.DOTALL)
+
+
+class NotUnderstoodError(Exception):
+    """A construct that a command line may have, but that is not followed here. The text names it."""
+
+
+@dataclass(frozen=True)
+class Simple:
+    """A simple command.
+
+    Attributes:
+        words: the expanded words.
+        line: the line where it starts, from 1.
+        after: the operator that follows it: ``;`` for the end of a line, ``&&``, ``|`` and so on; "" at the end.
+        redirects: the redirections, as typed.
+        quoted: by word, whether any part of it was quoted.
+    """
+
+    words: tuple[str, ...]
+    line: int = 1
+    after: str = ""
+    redirects: tuple[str, ...] = ()
+    quoted: tuple[bool, ...] = ()
+
+
+@dataclass
+class Values:
+    """Variables and positional parameters, as far as they are known.
+
+    ``zero`` is the script's path as typed; "" if there is no script. Variables that are not set stay as ``$NAME``
+    outside of scripts: the user's shell has expanded the others already.
+    """
+
+    variables: dict[str, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+    zero: str = ""
+
+    def get(self, name: str) -> str | None:
+        """The value of a parameter; None if it is not set."""
+        if name.isdigit():
+            number = int(name)
+            if number == 0:
+                return self.zero or UNKNOWN
+            return self.arguments[number - 1] if number <= len(self.arguments) else None
+        special = {"@": " ".join(self.arguments), "*": " ".join(self.arguments), "#": str(len(self.arguments))}
+        if name in special:
+            return special[name]
+        return UNKNOWN if name in "?$!" else self.variables.get(name)
+
+
+class Scanner:
+    """Reads simple commands from a text one by one, because an assignment changes how the next ones expand."""
+
+    def __init__(self, text: str, values: Values, *, dollar: str = "$") -> None:
+        self._text = text.replace("\r\n", "\n")
+        self._values = values
+        self._dollar = dollar
+        self._at = 0
+        self._line = 1
+
+    @property
+    def line(self) -> int:
+        """The line that is being read, from 1."""
+        return self._line
+
+    def next(self) -> Simple | None:
+        """The next simple command that is not empty; None at the end.
+
+        Raises:
+            NotUnderstoodError: an unclosed quote, or a here-document.
+        """
+        while True:
+            found = self._simple()
+            if found is None or found.words or found.redirects:
+                return found
+
+    def _simple(self) -> Simple | None:
+        words: list[str] = []
+        quoted: list[bool] = []
+        redirects: list[str] = []
+        start = 0
+        while True:
+            self._skip_blanks()
+            start = start or self._line
+            rest = self._text[self._at :]
+            if not rest:
+                return Simple(tuple(words), start, "", tuple(redirects), tuple(quoted)) if words or redirects else None
+            if rest[0] == "\n":
+                self._advance(1)
+                return Simple(tuple(words), start, ";", tuple(redirects), tuple(quoted))
+            if redirect := _REDIRECT.match(rest):
+                redirects.append(self._redirect(redirect))
+                continue
+            operator = next((each for each in _OPERATORS if rest.startswith(each)), None)
+            if operator:
+                self._advance(len(operator))
+                return Simple(tuple(words), start, operator, tuple(redirects), tuple(quoted))
+            if rest[0] in "()":
+                if words and rest.startswith("()"):
+                    raise NotUnderstoodError(f"the function {words[-1]}")
+                raise NotUnderstoodError("a group in parentheses")
+            found, any_quoted = self._word()
+            words += found
+            quoted += [any_quoted] * len(found)
+
+    def _redirect(self, match: re.Match[str]) -> str:
+        if match[2] in ("<<", "<<<"):
+            raise NotUnderstoodError("a here-document")
+        self._advance(match.end())
+        if match[2] in (">&", "<&") and (number := re.match(r"[0-9-]+", self._text[self._at :])):
+            self._advance(number.end())
+            return match[0] + number[0]
+        self._skip_blanks()
+        target, _ = self._word()
+        return match[0] + " ".join(target)
+
+    def _advance(self, count: int) -> None:
+        self._line += self._text.count("\n", self._at, self._at + count)
+        self._at += count
+
+    def _skip_blanks(self) -> None:
+        """Skip blanks, continued lines and a comment."""
+        while self._at < len(self._text):
+            if self._text.startswith("\\\n", self._at):
+                self._advance(2)
+            elif self._text[self._at] in " \t\r":
+                self._advance(1)
+            elif self._text[self._at] == "#":
+                end = self._text.find("\n", self._at)
+                self._at = len(self._text) if end < 0 else end
+            else:
+                return
+
+    def _word(self) -> tuple[list[str], bool]:
+        """A word, expanded. An unquoted ``$X`` may become several words or none."""
+        parts: list[str] = [""]
+        quoted = False
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char in " \t\r\n;|&()<>":
+                break
+            if char == "\\":
+                if self._text.startswith("\\\n", self._at):
+                    self._advance(2)
+                    continue
+                parts[-1] += self._text[self._at + 1 : self._at + 2]
+                quoted = True
+                self._advance(2)
+            elif char == "'":
+                end = self._text.find("'", self._at + 1)
+                if end < 0:
+                    raise NotUnderstoodError("a quote that is not closed")
+                parts[-1] += self._text[self._at + 1 : end]
+                quoted = True
+                self._advance(end + 1 - self._at)
+            elif char == '"':
+                self._double(parts)
+                quoted = True
+            elif char in (self._dollar, "`"):
+                value = self._expansion()
+                pieces = value.split()
+                if pieces and value[:1].isspace() and parts[-1]:
+                    parts.append("")
+                for number, piece in enumerate(pieces):
+                    parts[-1] += piece
+                    if number + 1 < len(pieces):
+                        parts.append("")
+            else:
+                parts[-1] += char
+                self._advance(1)
+        if not quoted:
+            parts = [part for part in parts if part]
+        return parts, quoted
+
+    def _double(self, parts: list[str]) -> None:
+        self._advance(1)
+        while self._at < len(self._text):
+            char = self._text[self._at]
+            if char == '"':
+                self._advance(1)
+                return
+            if char == "\\" and self._text[self._at + 1 : self._at + 2] in ("$", "`", '"', "\\", "\n"):
+                kept = self._text[self._at + 1]
+                parts[-1] += "" if kept == "\n" else kept
+                self._advance(2)
+            elif char in (self._dollar, "`"):
+                if self._text.startswith(("$@", "${@}"), self._at):
+                    self._advance(2 if self._text[self._at + 1] == "@" else 4)
+                    values = list(self._values.arguments)
+                    if values:
+                        parts[-1] += values[0]
+                        parts += values[1:]
+                    elif len(parts) == 1 and not parts[0] and self._text.startswith('"', self._at):
+                        parts.clear()  # "$@" without arguments is no word
+                        self._advance(1)
+                        return
+                else:
+                    parts[-1] += self._expansion()
+            else:
+                parts[-1] += char
+                self._advance(1)
+        raise NotUnderstoodError("a quote that is not closed")
+
+    def _expansion(self) -> str:
+        """The value of the parameter or substitution at this place."""
+        rest = self._text[self._at :]
+        if rest.startswith("$(("):
+            return self._until("))", 3, lambda _: UNKNOWN)
+        if rest.startswith("$("):
+            return self._command()
+        if rest.startswith("`"):
+            return self._until("`", 1, self._substituted)
+        if rest.startswith("${"):
+            return self._until("}", 2, self._parameter)
+        name = re.match(r"\$([A-Za-z_]\w*|[0-9]|[@*#?$!])", rest, re.ASCII)
+        if name is None:
+            self._advance(1)
+            return rest[0]
+        self._advance(name.end())
+        value = self._values.get(name[1])
+        return value if value is not None else self._unset(name[0])
+
+    def _unset(self, typed: str) -> str:
+        """An unset variable is empty in a script. Elsewhere, the user's own shell left it in quotes."""
+        return "" if self._values.zero else typed
+
+    def _until(self, closing: str, skip: int, meaning: object) -> str:
+        depth, place = 0, self._at + skip
+        while place < len(self._text):
+            if self._text.startswith("${", place):
+                depth += 1
+            if self._text.startswith(closing, place) and (closing != "}" or depth == 0):
+                inside = self._text[self._at + skip : place]
+                self._advance(place + len(closing) - self._at)
+                return meaning(inside)  # type: ignore[operator, no-any-return]
+            if closing == "}" and self._text[place] == "}":
+                depth -= 1
+            place += 1
+        raise NotUnderstoodError(f"a {self._text[self._at : self._at + skip]} that is not closed")
+
+    def _command(self) -> str:
+        depth, place = 0, self._at + 1
+        while place < len(self._text):
+            depth += {"(": 1, ")": -1}.get(self._text[place], 0)
+            if depth == 0:
+                inside = self._text[self._at + 2 : place]
+                self._advance(place + 1 - self._at)
+                return self._substituted(inside)
+            place += 1
+        raise NotUnderstoodError("a $( that is not closed")
+
+    def _substituted(self, command: str) -> str:
+        """The output of a command, if it is the script's or the current folder."""
+        command = command.strip()
+        if changed := _CHANGED.fullmatch(command):
+            command = changed["where"].strip().strip("\"'").removeprefix("$(").strip()
+        if command == "pwd":
+            return "."
+        if _HERE.match(command.removeprefix("$(")):
+            above = command.partition(")")[2].strip("\"' ")
+            folder = self._values.zero.replace("\\", "/").rpartition("/")[0] or "."
+            return folder + above
+        return UNKNOWN
+
+    def _parameter(self, inside: str) -> str:
+        """``${NAME}`` and ``${NAME:-WORD}``."""
+        match = _PARAMETER.fullmatch(inside)
+        if match is None:
+            if inside.startswith("BASH_SOURCE"):
+                return self._values.zero or UNKNOWN
+            return UNKNOWN
+        name, operator, word = match[1], match[2], match[3]
+        value = self._values.get(name)
+        if operator is None:
+            return value if value is not None else self._unset("${" + inside + "}")
+        missing = value is None or (operator.startswith(":") and value == "")
+        if operator.endswith("+"):
+            return "" if missing else self._expanded(word)
+        if not missing:
+            return value or ""
+        if operator.endswith("?"):
+            return UNKNOWN
+        default = self._expanded(word)
+        if operator.endswith("=") and _NAME.fullmatch(name):
+            self._values.variables[name] = default
+        return default
+
+    def _expanded(self, word: str) -> str:
+        scanner = Scanner(word, self._values)
+        found, _ = scanner._word()
+        rest = word[scanner._at :]
+        return " ".join(found) + rest
+
+
+def assignment(word: str) -> tuple[str, str] | None:
+    """The name and the value of ``NAME=VALUE``; None if the word is no assignment."""
+    name, has, value = word.partition("=")
+    return (name, value) if has and _NAME.fullmatch(name) else None
+
+
+def commands(text: str, variables: Mapping[str, str] | None = None) -> list[Simple]:
+    """The simple commands of a command line.
+
+    Raises:
+        NotUnderstoodError: an unclosed quote, a group, a function or a here-document.
+    """
+    scanner = Scanner(text, Values(dict(variables or {})))
+    found = []
+    while (simple := scanner.next()) is not None:
+        found.append(simple)
+    return found
+
+
+def of_words(words: Sequence[str]) -> list[Simple]:
+    """The simple commands of words that a shell has split: quoted operators, and ``A=1;`` with its semicolon."""
+    found: list[Simple] = []
+    current: list[str] = []
+
+    def end(operator: str) -> None:
+        if current:
+            found.append(Simple(tuple(current), 1, operator))
+            current.clear()
+
+    for word in words:
+        if word in _OPERATORS:
+            end(word)
+        elif word.endswith(";") and assignment(word) and not current[1:]:
+            current.append(word[:-1])
+            end(";")
+        else:
+            current.append(word)
+    end("")
+    return found
