@@ -6,6 +6,7 @@
 - ``slashes``: paths with backslashes
 """
 
+from provision.typed.slashes import to_slashes
 from provision.typed.wrappers import Typed, unwrap
 
-__all__ = ["Typed", "unwrap"]
+__all__ = ["Typed", "to_slashes", "unwrap"]

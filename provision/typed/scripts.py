@@ -111,7 +111,9 @@ def interpret(program: Program, values: Values, follow: Follow, harmless: Harmle
     machine = _Machine(program, values, follow, harmless)
     reader(program, machine)
     if machine.found is None:
-        where = f"line {machine.ended}: it exits before it starts a training" if machine.ended else "it starts no training"
+        where = (
+            f"line {machine.ended}: it exits before it starts a training" if machine.ended else "it starts no training"
+        )
         raise UsageError(f"{shown(program.name)}: {where}", hint=machine.said or _HINT)
     return machine.found
 
@@ -136,6 +138,7 @@ class _Machine:
     branches: list[_Branch] = field(default_factory=list)
     found: tuple[str, ...] | None = None
     found_line: int = 0
+    assigned: dict[str, str] = field(default_factory=dict)
     ended: int = 0
     said: str = ""  # the last text of echo, for a script that exits
 
@@ -168,7 +171,7 @@ class _Machine:
         if self.running() is None:
             raise NotUnderstoodError(f"line {line}: {name} depends on a condition that only the running script knows")
         if self.running():
-            self.values.variables[name] = value
+            self.values.variables[name] = self.assigned[name] = value
 
     def run(self, simple: Simple, *, certain: bool | None = True) -> None:
         """A simple command. ``certain``: whether it is run, as far as its own line says."""
@@ -340,17 +343,17 @@ def _test(words: Sequence[str]) -> bool | None:
 # --- cmd -------------------------------------------------------------------------------------------
 
 _PERCENT = re.compile(r"%(?:(\*)|~?(?:[dpnxfs]*)([0-9])|([A-Za-z_]\w*)%)", re.ASCII)
-_IF = re.compile(r"(?i)if\s+(?:/i\s+)?(not\s+)?(?:(exist|defined|errorlevel)\s+(\"[^\"]*\"|\S+)|(\"[^\"]*\"|\S+?)\s*==\s*(\"[^\"]*\"|\S+))\s*(.*)")
+_IF = re.compile(
+    r"(?i)if\s+(?:/i\s+)?(not\s+)?(?:(exist|defined|errorlevel)\s+(\"[^\"]*\"|\S+)|(\"[^\"]*\"|\S+?)\s*==\s*(\"[^\"]*\"|\S+))\s*(.*)"
+)
 
 
 def _batch(program: Program, machine: _Machine) -> None:
     """A batch file (``cmd /?``, ``set /?``, ``if /?``). Its variables are the environment of what it starts."""
-    names = set(machine.values.variables)
     for line, text in _joined(program.text, "^"):
         _batch_line(machine, line, text)
-    own = {name: value for name, value in machine.values.variables.items() if name not in names and UNKNOWN not in value}
-    if own and machine.found is not None:
-        machine.follow(Simple(("export", *(f"{name}={value}" for name, value in own.items())), 0, ";"))
+    if machine.assigned and machine.found is not None:
+        machine.follow(Simple(("export", *(f"{name}={value}" for name, value in machine.assigned.items())), 0, ";"))
 
 
 def _joined(text: str, continuation: str) -> Iterator[tuple[int, str]]:

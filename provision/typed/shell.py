@@ -11,11 +11,32 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 UNKNOWN = "\0"  # in a word: its value is not known here. No argument can contain it
-CONTROL = ("if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac", "function", "{", "}")
+CONTROL = (
+    "if",
+    "then",
+    "elif",
+    "else",
+    "fi",
+    "for",
+    "while",
+    "until",
+    "do",
+    "done",
+    "case",
+    "esac",
+    "function",
+    "{",
+    "}",
+)
 _OPERATORS = ("&&", "||", ";;", ";", "|&", "|", "&")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _REDIRECT = re.compile(r"(\d*)(>>|>&|>\||<<<|<<|<&|<>|>|<|&>>|&>)")
 _PARAMETER = re.compile(r"([A-Za-z_]\w*|[0-9]+|[@*#?$!])(?:(:?[-=+?])(.*))?", re.ASCII | re.DOTALL)
+# Variables that are set when a job runs, not where it is typed.
+_LATER = re.compile(
+    r"(SLURM|OMPI|PMI|PMIX|PBS|LSB|SGE|TORCHELASTIC)_|"
+    r"(HOSTNAME|RANDOM|SECONDS|EPOCHSECONDS|LINENO|RANK|LOCAL_RANK|NODE_RANK|WORLD_SIZE|NNODES|MASTER_ADDR|MASTER_PORT)$"
+)
 # What a script finds its own folder with.
 _HERE = re.compile(r"""dirname\s+(?:--\s+)?["']?(?:\$0|\$\{?BASH_SOURCE(?:\[0\])?\}?)["']?""")
 _CHANGED = re.compile(r"cd\s+(?P<where>.*?)\s*(?:&&|;)\s*pwd", re.DOTALL)
@@ -66,7 +87,9 @@ class Values:
         special = {"@": " ".join(self.arguments), "*": " ".join(self.arguments), "#": str(len(self.arguments))}
         if name in special:
             return special[name]
-        return UNKNOWN if name in "?$!" else self.variables.get(name)
+        if name in "?$!":
+            return UNKNOWN
+        return self.variables.get(name, UNKNOWN if self.zero and _LATER.match(name) else None)
 
 
 class Scanner:

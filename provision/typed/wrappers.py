@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from provision.errors import UsageError
@@ -19,6 +19,7 @@ from provision.typed.shell import UNKNOWN, NotUnderstoodError, Simple, Values, a
 
 Known = Callable[[Sequence[str]], bool]
 
+_PREPARES = dict.fromkeys(("pip", "pip3", "apt-get", "apt"), "packages are in the packed environment")
 _DEEPEST = 8  # wrappers and scripts in each other
 _LOGS = "the logs of all ranks are in runs/RUN"
 _RELEASE = "the run uses the environment of the nodes' release"
@@ -47,7 +48,9 @@ _WHY = {
 }
 # Programs that choose an environment: PROGRAM SUBCOMMAND [OPTIONS] COMMAND.
 _ENVIRONMENTS: Mapping[str, tuple[str, Mapping[str, int]]] = {
-    **dict.fromkeys(("conda", "mamba", "micromamba"), ("run", {"-n": 1, "--name": 1, "-p": 1, "--prefix": 1, "--cwd": 1})),
+    **dict.fromkeys(
+        ("conda", "mamba", "micromamba"), ("run", {"-n": 1, "--name": 1, "-p": 1, "--prefix": 1, "--cwd": 1})
+    ),
     "uv": ("run", {"--with": 1, "-p": 1, "--python": 1, "--project": 1, "--extra": 1, "--group": 1, "--env-file": 1}),
     "poetry": ("run", {}),
     "pipenv": ("run", {}),
@@ -56,30 +59,180 @@ _ENVIRONMENTS: Mapping[str, tuple[str, Mapping[str, int]]] = {
     "hatch": ("run", {}),
     "pdm": ("run", {}),
 }
-_SRUN_VALUES = (
-    "-N -n -c -p -A -J -t -w -x -G -o -e -i -q -D -C -d --nodes --ntasks --ntasks-per-node --cpus-per-task --partition "
-    "--account --job-name --time --nodelist --exclude --gpus --gres --gpus-per-node --gpus-per-task --mem --mem-per-cpu "
-    "--mem-per-gpu --output --error --input --qos --chdir --constraint --export --mpi --cpu-bind --gpu-bind --jobid "
-    "--reservation --container-image --container-mounts --container-name --container-workdir --distribution "
-    "--hint --threads-per-core --cpus-per-gpu --tasks-per-node --dependency --signal --licenses --open-mode"
-).split()
+_SRUN_VALUES = [
+    "-N",
+    "-n",
+    "-c",
+    "-p",
+    "-A",
+    "-J",
+    "-t",
+    "-w",
+    "-x",
+    "-G",
+    "-o",
+    "-e",
+    "-i",
+    "-q",
+    "-D",
+    "-C",
+    "-d",
+    "--nodes",
+    "--ntasks",
+    "--ntasks-per-node",
+    "--cpus-per-task",
+    "--partition",
+    "--account",
+    "--job-name",
+    "--time",
+    "--nodelist",
+    "--exclude",
+    "--gpus",
+    "--gres",
+    "--gpus-per-node",
+    "--gpus-per-task",
+    "--mem",
+    "--mem-per-cpu",
+    "--mem-per-gpu",
+    "--output",
+    "--error",
+    "--input",
+    "--qos",
+    "--chdir",
+    "--constraint",
+    "--export",
+    "--mpi",
+    "--cpu-bind",
+    "--gpu-bind",
+    "--jobid",
+    "--reservation",
+    "--container-image",
+    "--container-mounts",
+    "--container-name",
+    "--container-workdir",
+    "--distribution",
+    "--hint",
+    "--threads-per-core",
+    "--cpus-per-gpu",
+    "--tasks-per-node",
+    "--dependency",
+    "--signal",
+    "--licenses",
+    "--open-mode",
+]
 _MPI_VALUES = {
     **dict.fromkeys(
-        "-np -n -c -N -npernode --npernode -ppn --ppn -H -host --host -hosts -hostfile --hostfile -machinefile "
-        "--machinefile -f -x -bind-to --bind-to -map-by --map-by -rank-by --rank-by -prefix --prefix -iface -wdir --wdir "
-        "--output-filename -output-filename -genvlist -path --path --timeout -perhost".split(),
+        [
+            "-np",
+            "-n",
+            "-c",
+            "-N",
+            "-npernode",
+            "--npernode",
+            "-ppn",
+            "--ppn",
+            "-H",
+            "-host",
+            "--host",
+            "-hosts",
+            "-hostfile",
+            "--hostfile",
+            "-machinefile",
+            "--machinefile",
+            "-f",
+            "-x",
+            "-bind-to",
+            "--bind-to",
+            "-map-by",
+            "--map-by",
+            "-rank-by",
+            "--rank-by",
+            "-prefix",
+            "--prefix",
+            "-iface",
+            "-wdir",
+            "--wdir",
+            "--output-filename",
+            "-output-filename",
+            "-genvlist",
+            "-path",
+            "--path",
+            "--timeout",
+            "-perhost",
+        ],
         1,
     ),
-    **dict.fromkeys("-mca --mca -genv -env --gmca -gmca".split(), 2),
+    **dict.fromkeys(["-mca", "--mca", "-genv", "-env", "--gmca", "-gmca"], 2),
 }
-_ACTIVATION = re.compile(r"(^|/)(activate|conda\.sh|\.?bashrc|\.?profile|\.?bash_profile|\.?zshrc|modules?\.sh|setvars\.sh)$")
+_REFUSED = {
+    "ssh": "clusterctl reaches the nodes itself: give the command that ssh would start",
+    "pdsh": "clusterctl reaches the nodes itself: give the command that pdsh would start",
+    **dict.fromkeys(
+        ("docker", "podman", "singularity", "apptainer"),
+        "a run uses the release on the nodes: give the command that would start in the container",
+    ),
+}
+_ACTIVATION = re.compile(
+    r"(^|/)(activate|conda\.sh|\.?bashrc|\.?profile|\.?bash_profile|\.?zshrc|modules?\.sh|setvars\.sh)$"
+)
 _SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
 _SCRIPTS = (".sh", ".bash", ".bat", ".cmd", ".ps1", ".sbatch", ".slurm")
 # Commands that only print or prepare. They are dropped, and named.
 _HARMLESS = frozenset(
-    "echo printf date hostname whoami sleep true : wait chmod clear free which type ls cat pause title chcp exit return "
-    "nvidia-smi gpustat uname pwd df du env printenv ulimit umask trap shopt setlocal endlocal mkdir module ml rem "
-    "touch tail head mode color cls ver tput write-host test [ [[ !".split()
+    [
+        "echo",
+        "printf",
+        "date",
+        "hostname",
+        "whoami",
+        "sleep",
+        "true",
+        ":",
+        "wait",
+        "chmod",
+        "clear",
+        "free",
+        "which",
+        "type",
+        "ls",
+        "cat",
+        "pause",
+        "title",
+        "chcp",
+        "exit",
+        "return",
+        "nvidia-smi",
+        "gpustat",
+        "uname",
+        "pwd",
+        "df",
+        "du",
+        "env",
+        "printenv",
+        "ulimit",
+        "umask",
+        "trap",
+        "shopt",
+        "setlocal",
+        "endlocal",
+        "mkdir",
+        "rem",
+        "touch",
+        "tail",
+        "head",
+        "mode",
+        "color",
+        "cls",
+        "ver",
+        "tput",
+        "write-host",
+        "module",
+        "ml",
+        "test",
+        "[",
+        "[[",
+        "!",
+    ]
 )
 # Options that clusterctl sets itself: a value that only a running script knows is not needed.
 _SET_BY_RUN = re.compile(
@@ -97,12 +250,14 @@ class Typed:
         env: variables that were set before it.
         notices: what was dropped or replaced, and why.
         counts: numbers of ``nodes``, and of processes ``per_node`` or in ``total``, each with the text that gives it.
+        windows: the words are from a batch file or a PowerShell script, so a backslash separates folders.
     """
 
     words: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
     counts: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    windows: bool = False
 
 
 @dataclass
@@ -115,6 +270,8 @@ class _State:
     notices: list[str] = field(default_factory=list)
     counts: dict[str, tuple[int, str]] = field(default_factory=dict)
     depth: int = 0
+    inside: bool = False  # a launch script is read: programs that are no training are dropped
+    batch: bool = False  # it is a batch file or a PowerShell script
 
     def drop(self, text: str, why: str = "") -> None:
         """Note what is dropped, once."""
@@ -129,7 +286,9 @@ class _State:
             UsageError: it is not a number.
         """
         if value is None or not re.fullmatch(r"0*[1-9][0-9]{0,6}", value):
-            raise UsageError(f"{shown(text)}: not a number of nodes or processes", hint="clusterctl train --nodes N -- …")
+            raise UsageError(
+                f"{shown(text)}: not a number of nodes or processes", hint="clusterctl train --nodes N -- …"
+            )
         self.counts[key] = (int(value), shown(text))
 
 
@@ -161,7 +320,7 @@ def unwrap(words: Sequence[str], known: Known, environ: Mapping[str, str] | None
         )
     if found == tuple(words) and not (state.env or state.notices or state.counts):
         return None
-    return Typed(found, state.env, tuple(state.notices), state.counts)
+    return Typed(found, state.env, tuple(state.notices), state.counts, state.batch)
 
 
 def _sequence(simples: Sequence[Simple], state: _State) -> tuple[str, ...] | None:
@@ -206,7 +365,7 @@ def command(words: Sequence[str], state: _State) -> tuple[str, ...] | None:
             state.env[pair[0]] = pair[1]
             rest = rest[1:]
             continue
-        program = rest[0].replace("\\", "/").rpartition("/")[2].lower().removesuffix(".exe")
+        program = _program(rest[0])
         if program in ("export", "set", "setenv", "declare", "env"):
             after = _set(program, rest, state)
             if after is None:
@@ -224,6 +383,10 @@ def command(words: Sequence[str], state: _State) -> tuple[str, ...] | None:
     return None
 
 
+def _program(word: str) -> str:
+    return word.replace("\\", "/").rpartition("/")[2].lower().removesuffix(".exe")
+
+
 def _remove(program: str, words: list[str], state: _State) -> list[str] | tuple[str, ...] | None:
     """The words without a wrapper; a tuple if they are the training already; None if they only prepare."""
     state.depth += 1
@@ -233,54 +396,34 @@ def _remove(program: str, words: list[str], state: _State) -> list[str] | tuple[
         before, rest = _options(words, _TRANSPARENT[program])
         state.drop(" ".join(before), _WHY.get(program, ""))
         return rest
-    if program == "timeout":
-        before, rest = _options(words, {"-s": 1, "-k": 1})
-        state.drop(" ".join([*before, *rest[:1]]), "clusterctl stop RUN ends a run")
-        return rest[1:]
-    if program in _ENVIRONMENTS:
-        sub, options = _ENVIRONMENTS[program]
-        if words[1:2] == [sub]:
-            before, rest = _options(words[1:], options)
-            state.drop(" ".join([program, *before]), _RELEASE)
-            return rest
-    if program in ("conda", "mamba", "micromamba", "pyenv", "module", "ml", "source", ".", "call", "eval"):
-        return _activation(program, words, state)
-    if program == "srun":
-        return _srun(words, state)
-    if program in ("mpirun", "mpiexec", "mpiexec.hydra", "orterun"):
-        return _mpirun(words, state)
-    if program in ("sbatch", *_SHELLS, "cmd", "powershell", "pwsh"):
-        return _interpreter(program, words, state)
+    if program in _ENVIRONMENTS and words[1:2] == [_ENVIRONMENTS[program][0]]:
+        before, rest = _options(words[1:], _ENVIRONMENTS[program][1])
+        state.drop(" ".join([program, *before]), _RELEASE)
+        return rest
+    if program in _HARMLESS or program in _PREPARES:
+        state.depth -= 1
+        state.drop(" ".join(words)[:60], _PREPARES.get(program, ""))
+        return None
     if program.endswith(_SCRIPTS):
         return _script(words, state)
-    if program in ("tmux", "screen"):
-        return _terminal(program, words, state)
-    if program == "cd":
-        return _cd(words, state)
-    if program in _HARMLESS:
-        state.drop(" ".join(words)[:60])
-        return None
-    if program in ("pip", "pip3"):
-        state.drop(" ".join(words)[:60], "packages are in the packed environment")
-        return None
-    return _refused(program, words)
+    handler = _HANDLERS.get(program)
+    return handler(words, state) if handler else _other(program, words, state)
 
 
-def _refused(program: str, words: Sequence[str]) -> None:
-    hints = {
-        "ssh": "clusterctl reaches the nodes itself: give the command that ssh would start",
-        "pdsh": "clusterctl reaches the nodes itself: give the command that pdsh would start",
-        "docker": "a run uses the release on the nodes: give the command that would start in the container",
-        "singularity": "a run uses the release on the nodes: give the command that would start in the container",
-        "apptainer": "a run uses the release on the nodes: give the command that would start in the container",
-        "ray": "clusterctl train -- torchrun SCRIPT.py",
-    }
-    known = program in hints
-    raise UsageError(
-        f"{shown(program if known else ' '.join(words)[:80])} cannot be run on the nodes" if known
-        else f"{shown(words[0])} is neither a launcher, a Python script nor a LLaMA-Factory config",
-        hint=hints.get(program, "clusterctl train CONFIG.yaml, SCRIPT.py or -m MODULE; clusterctl train -- torchrun SCRIPT.py"),
-    )  # fmt: skip
+def _timeout(words: list[str], state: _State) -> list[str]:
+    before, rest = _options(words, {"-s": 1, "-k": 1})
+    state.drop(" ".join([*before, *rest[:1]]), "clusterctl stop RUN ends a run")
+    return rest[1:]
+
+
+def _other(program: str, words: list[str], state: _State) -> tuple[str, ...] | None:
+    """A program that is no wrapper: dropped in a launch script, else for the caller to refuse."""
+    if program in _REFUSED:
+        raise UsageError(f"{shown(program)} cannot be run on the nodes", hint=_REFUSED[program])
+    if not state.inside:
+        return tuple(words)
+    state.drop(" ".join(words)[:60], "only the training is run")
+    return None
 
 
 def _options(words: Sequence[str], values: Mapping[str, int]) -> tuple[list[str], list[str]]:
@@ -296,7 +439,7 @@ def _set(program: str, words: list[str], state: _State) -> list[str] | None:
     """``export A=b [COMMAND]``, ``set A=b`` (cmd), ``setenv A b``, ``env A=b COMMAND``. None: nothing follows."""
     rest = words[1:]
     if program == "setenv":
-        if len(rest) >= 2:  # noqa: PLR2004 - a name and a value
+        if len(rest) > 1:
             state.env[rest[0]] = rest[1]
         return rest[2:] or None
     if program == "set" and rest and (rest[0][:1] in "-+" and "=" not in rest[0]):  # set -euo pipefail
@@ -318,8 +461,8 @@ def _powershell(word: str) -> tuple[str, str] | None:
     return (found[1], found[2]) if found else None
 
 
-def _activation(program: str, words: list[str], state: _State) -> list[str] | None:
-    text = " ".join(words)[:80]
+def _activation(words: list[str], state: _State) -> list[str] | None:
+    text, program = " ".join(words)[:80], words[0]
     if program == "call" and len(words) > 1 and not words[1].lower().endswith(("activate", "activate.bat", "conda")):
         return words[1:]
     if program in ("source", ".") and len(words) > 1 and not _ACTIVATION.search(words[1]):
@@ -397,8 +540,9 @@ def _tasks(words: list[str], state: _State, program: str) -> list[str]:
     return words
 
 
-def _interpreter(program: str, words: list[str], state: _State) -> list[str] | tuple[str, ...] | None:
+def _interpreter(words: list[str], state: _State) -> list[str] | tuple[str, ...] | None:
     """``bash SCRIPT``, ``bash -c COMMAND``, ``sbatch SCRIPT``, ``cmd /c SCRIPT``, ``powershell -File SCRIPT``."""
+    program = _program(words[0])
     if program == "sbatch":
         before, rest = _options(words, dict.fromkeys(_SRUN_VALUES, 1))
         _slurm(before[1:], state, "sbatch")
@@ -421,17 +565,14 @@ def _script(words: list[str], state: _State) -> tuple[str, ...]:
     name = words[0]
     values = Values({**state.environ, **state.env}, tuple(words[1:]), name)
     program = scripts.read(name)
+    state.batch = state.batch or program.kind != "sh"
     for option in program.slurm:
         _slurm(option, state, "#SBATCH")
 
     def follow(simple: Simple) -> tuple[str, ...] | None:
-        before = dict(state.env)
-        found = _sequence([simple], state)
-        values.variables.update(state.env)
-        if found is None and state.env != before:
-            state.env = {key: value for key, value in state.env.items() if key in before or not _local(simple, key)}
-        return found
+        return _sequence([simple], state)
 
+    state.inside = True
     try:
         found = scripts.interpret(program, values, follow, harmless)
     except NotUnderstoodError as error:
@@ -446,18 +587,14 @@ def _script(words: list[str], state: _State) -> tuple[str, ...]:
     return found
 
 
-def _local(simple: Simple, key: str) -> bool:
-    """Whether a script's command sets a variable only for the script itself."""
-    return bool(simple.words) and assignment(simple.words[0]) is not None and assignment(simple.words[0])[0] == key  # type: ignore[index]
-
-
 def harmless(words: Sequence[str]) -> bool:
     """Whether a command of a launch script only prints, checks or prepares."""
     return not words or words[0].replace("\\", "/").rpartition("/")[2].lower() in _HARMLESS
 
 
-def _terminal(program: str, words: list[str], state: _State) -> list[str] | tuple[str, ...] | None:
+def _terminal(words: list[str], state: _State) -> list[str] | tuple[str, ...] | None:
     """``tmux new -d -s NAME COMMAND`` and ``screen -dmS NAME COMMAND``."""
+    program = words[0]
     if program == "tmux":
         if words[1:2] not in (["new"], ["new-session"]):
             raise UsageError(f"{shown(' '.join(words))}: it starts no training", hint="clusterctl train -- torchrun …")
@@ -468,7 +605,7 @@ def _terminal(program: str, words: list[str], state: _State) -> list[str] | tupl
     return _sequence(commands(rest[0]), state) if len(rest) == 1 else rest
 
 
-def _cd(words: list[str], state: _State) -> None:
+def _cd(words: list[str]) -> None:
     """``cd``: the training starts in the current folder."""
     rest = [word for word in words[1:] if word.lower() not in ("/d", "--")]
     where = rest[0] if rest else "~"
@@ -479,7 +616,7 @@ def _cd(words: list[str], state: _State) -> None:
     if not same:
         raise UsageError(
             f"cd {shown(where.replace(UNKNOWN, '?'))}: the training starts in the folder where clusterctl is called",
-            hint=f"cd {quote(where)} && clusterctl train …" if UNKNOWN not in where else "clusterctl train -- torchrun …",
+            hint="clusterctl train -- torchrun …" if UNKNOWN in where else f"cd {quote(where)} && clusterctl train …",
         )
 
 
@@ -513,6 +650,12 @@ def _is_file(name: str) -> bool:
         return False
 
 
-def merged(typed: Typed, more: Mapping[str, str]) -> Typed:
-    """The same with more variables in front."""
-    return replace(typed, env={**more, **typed.env})
+_HANDLERS: Mapping[str, Callable[[list[str], _State], list[str] | tuple[str, ...] | None]] = {
+    "timeout": _timeout,
+    "srun": _srun,
+    "cd": lambda words, _: _cd(words),
+    **dict.fromkeys(("conda", "mamba", "micromamba", "pyenv", "source", ".", "call", "eval"), _activation),
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "orterun"), _mpirun),
+    **dict.fromkeys(("sbatch", "cmd", "powershell", "pwsh", *_SHELLS), _interpreter),
+    **dict.fromkeys(("tmux", "screen"), _terminal),
+}
