@@ -1,20 +1,22 @@
 """Chooses which files of a run to collect, and from which node each. Pure: reads the agents' offers.
 
 ``trainer/agent/checkpoints/selection.py`` lists a node's checkpoints (``offer``) and finds the newest one that all
-nodes together have whole (``newest``).
+nodes together have whole (``newest``). ``conversion`` says how its weights become one set in fp32.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-ZERO = ("_optim_states.pt",)  # only DeepSpeed's ZeRO writes these
-_CHECKPOINT = re.compile(r"(checkpoint-|iter_)\d+")  # the Trainer's, and checkpoints with a complete.json
+from trainer.agent.checkpoints.layouts import FILE, FOLDER, OURS, TYPED, kinds
+from trainer.agent.checkpoints.names import KEPT, is_single, number_in
+
+_ZERO = "_optim_states.pt"  # only DeepSpeed's ZeRO writes these
+_METADATA = ".metadata"  # of torch.distributed.checkpoint
+_MODEL_SHARDS = ("", "pytorch_model_fsdp_0/")  # where it is; a folder optimizer_0 has no weights
 _SHOWN = 1000  # characters of a reason
-_DEEPSPEED = "_model_states.pt"  # in the folder of a DeepSpeed tag
 
 # Runs with the run's Python. Arguments: the agent's folder, the plan.
 OFFER = """\
@@ -43,32 +45,53 @@ except ImportError:  # an agent of an earlier version
     from checkpoints import stock as selection
 offers = {int(rank): offer for rank, offer in json.load(sys.stdin).items()}
 choice = selection.newest(offers, int(sys.argv[2]))
-print(json.dumps({"name": choice.name, "step": choice.step, "refused": choice.refused}))
+answer = {key: getattr(choice, key, None) for key in ("name", "step", "refused", "error")}
+print(json.dumps(answer))
 """
 
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest complete checkpoint: its folder's name below the output, and why newer ones are skipped."""
+    """The newest complete checkpoint: its path below the output, and why newer ones are skipped.
+
+    ``error`` says why none can be chosen, although there may be a complete one.
+    """
 
     name: str | None = None
     step: int | None = None
     refused: tuple[tuple[str, str], ...] = ()
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How the weights of a checkpoint become one set in fp32.
+
+    Attributes:
+        how: ``zero`` (DeepSpeed's zero_to_fp32), ``dcp`` (torch.distributed.checkpoint), ``none`` (they are one set
+            already), or ``impossible``.
+        tag: for ``zero``: the checkpoint is the folder of a tag.
+        folder: for ``dcp``: the folder below the checkpoint, "" for itself.
+        why: for ``impossible``: the reason.
+    """
+
+    how: str
+    tag: bool = False
+    folder: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The node from which each file of the output folder is collected.
-
-    Attributes:
-        files: by node name, the files to collect from it.
-        zero: the checkpoint has files of DeepSpeed's ZeRO.
-        tag: the checkpoint has DeepSpeed's layout.
-    """
+    """The node from which each file of the output folder is collected, by node name."""
 
     files: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    zero: bool = False
-    tag: bool = False
+
+    def inside(self, checkpoint: str) -> frozenset[str]:
+        """The files of a checkpoint, by their names below it; of a single file, its own."""
+        names = {name for each in self.files.values() for name in each}
+        inside = {name.removeprefix(f"{checkpoint}/") for name in names if name.startswith(f"{checkpoint}/")}
+        return frozenset(inside or names & {checkpoint})
 
 
 def newest(answer: Mapping[str, Any], offered: Collection[str]) -> Newest:
@@ -77,18 +100,35 @@ def newest(answer: Mapping[str, Any], offered: Collection[str]) -> Newest:
     pairs = [each for each in listed if isinstance(each, list) and len(each) == 2] if isinstance(listed, list) else []
     refused = tuple((str(name)[:_SHOWN], str(why)[:_SHOWN]) for name, why in pairs)
     name, step = answer.get("name"), answer.get("step")
+    error = answer.get("error")
     if not isinstance(name, str) or name not in offered:
-        return Newest(refused=refused)
+        return Newest(refused=refused, error=error[:_SHOWN] if isinstance(error, str) else None)
     return Newest(name, step if isinstance(step, int) else None, refused)
 
 
-def folders(names: Iterable[str]) -> set[str]:
-    """The checkpoint folders among files below an output folder, whole or not."""
-    return {top for top, inside in (name.split("/", 1) for name in names if "/" in name) if _is_one(top, inside)}
+def checkpoints(names: Iterable[str]) -> dict[str, str]:
+    """The checkpoints among files below an output folder, whole or not: by path, the layout."""
+    found: dict[str, str] = {}
+    _search("", frozenset(names), found)
+    return found
 
 
-def _is_one(top: str, inside: str) -> bool:
-    return bool(_CHECKPOINT.fullmatch(top)) or ("/" not in inside and inside.endswith(_DEEPSPEED))
+def _search(below: str, names: frozenset[str], found: dict[str, str]) -> None:
+    """Add the checkpoints in a folder that is none itself; ``names`` are relative to it."""
+    inside: dict[str, set[str]] = {}
+    for name in names:
+        top, slash, rest = name.partition("/")
+        if slash:
+            inside.setdefault(top, set()).add(rest)
+        elif is_single(name):
+            found[below + name] = FILE
+    for top, rest in inside.items():
+        files = {name for name in rest if "/" not in name}
+        layouts = kinds(below + top, files, {name.partition("/")[0] for name in rest if "/" in name})
+        if layouts:
+            found[below + top] = layouts[0]
+        else:
+            _search(f"{below}{top}/", frozenset(rest), found)
 
 
 def sources(
@@ -96,34 +136,49 @@ def sources(
 ) -> Sources:
     """Choose a node for every file.
 
-    A checkpoint's file comes from the node that wrote it last and whole, any other file from the first node.
+    A checkpoint's file comes from the node that wrote it last and whole, any other file from the first node. Files of
+    other checkpoints are skipped: of a library's layout all, of other layouts those with a step. So an exported model
+    is collected. What a restart moved aside is skipped too.
 
     Args:
         names: by node name, in the order of the ranks, its files below the output folder.
         offers: by node name, its agent's offer of checkpoints.
-        checkpoint: the folder of the checkpoint to collect; files of other checkpoints are skipped.
+        checkpoint: the path of the checkpoint to collect.
     """
     best: dict[str, tuple[str, float]] = {}
-    layout = ""
     for node, offer in offers.items():
         for one in offer.get("checkpoints", ()):
             if one["name"] != checkpoint:
                 continue
-            layout = layout or str(one.get("layout", ""))
             for file, (_, mtime, _, torn) in one["files"].items():
-                name = f"{checkpoint}/{file}"
+                name = checkpoint if one["single"] else f"{checkpoint}/{file}"
                 if not torn and name in names.get(node, ()) and (name not in best or mtime > best[name][1]):
                     best[name] = (node, mtime)
-    others = tuple(f"{name}/" for name in folders(name for mine in names.values() for name in mine))
+    found = checkpoints(name for mine in names.values() for name in mine)
+    others = {path for path, layout in found.items() if layout in TYPED or number_in(path) is not None}
     for node, mine in names.items():
         for name in mine:
-            if name not in best and not name.startswith(others):
+            parts = name.split("/")
+            above = {"/".join(parts[: count + 1]) for count in range(len(parts))}
+            if name not in best and not above & others and not KEPT.match(parts[0]):
                 best[name] = (node, 0.0)
     files: dict[str, set[str]] = {}
     for name, (node, _) in best.items():
         files.setdefault(node, set()).add(name)
-    return Sources(
-        {node: frozenset(each) for node, each in files.items()},
-        zero=any(name.endswith(ZERO) for name in best),
-        tag=layout == "deepspeed",
-    )
+    return Sources({node: frozenset(each) for node, each in files.items()})
+
+
+def conversion(checkpoint: str, names: Collection[str]) -> Conversion:
+    """How a checkpoint's weights become one set in fp32, by the names of its files."""
+    files = {name for name in names if "/" not in name}
+    layout = (*kinds(checkpoint, files, {name.partition("/")[0] for name in names if "/" in name}), FOLDER)[0]
+    if layout == OURS:
+        return Conversion("impossible", why="every rank has a part of them; trainer.gpt.export joins them")
+    if any(name.endswith(_ZERO) for name in names):
+        return Conversion("zero", tag=any(name.endswith(_ZERO) for name in files))
+    for folder in _MODEL_SHARDS:
+        if f"{folder}{_METADATA}" in names:
+            return Conversion("dcp", folder=folder.rstrip("/"))
+    if any("_rank0.bin" in name for name in names):
+        return Conversion("impossible", why="every rank has saved its own part (FSDP's LOCAL_STATE_DICT)")
+    return Conversion("none")

@@ -4,7 +4,7 @@
 
     DIR/RUN/NODE/…            the node's own logs
     DIR/RUN/output/…          the output folder: the files of all nodes together, of its checkpoints only the newest
-    DIR/RUN/fp32/…            with --fp32, one set of weights, converted from a DeepSpeed checkpoint
+    DIR/RUN/fp32/…            with --fp32, one set of weights, converted from a checkpoint in parts
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from provision.errors import ClusterctlError, NodesFailedError, UsageError
 from provision.inventory import fold
-from provision.model import Node
+from provision.model import Node, Notice
 from provision.render import quote, render
 from provision.run import plan_name
-from provision.run.checkpoint import NEWEST, OFFER, Newest, Sources, newest, sources
+from provision.run.checkpoint import NEWEST, OFFER, Conversion, Newest, Sources, conversion, newest, sources
 from provision.run.record import make_private
 from provision.ssh.openssh import bulk
 from provision.tasks.runs import by_name, find, logs_folder, run_folder
@@ -43,6 +43,34 @@ _REMOVE_DEADLINE = 120.0
 _ANSWER = 64 << 20  # characters
 _PIECE = 1 << 20
 _NONE = Newest()
+_BY_HAND = {
+    "zero": "deepspeed.utils.zero_to_fp32 {} OUTPUT",
+    "dcp": "torch.distributed.checkpoint.format_utils dcp_to_torch {} weights.pt",
+}
+# Arguments: a folder with .metadata, the file to write. torch joins all parts in memory
+# (torch.distributed.checkpoint.format_utils, since torch 2.3), then the model's tensors remain.
+_DCP = """\
+import os, sys, torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+joined = sys.argv[2] + ".joined"
+dcp_to_torch_save(sys.argv[1], joined)
+state = torch.load(joined, map_location="cpu", weights_only=False, mmap=True)
+for key in ("model", "state_dict", "app"):
+    if isinstance(state.get(key), dict):
+        state = state[key]
+weights = {}
+def add(prefix, values):
+    for key, value in values.items():
+        if isinstance(value, torch.Tensor):
+            weights[prefix + key] = value.float() if value.is_floating_point() else value
+        elif isinstance(value, dict) and key not in ("optimizer", "optim"):
+            add(prefix + key + ".", value)
+add("", state)
+if not weights:
+    sys.exit("it has no tensors outside an optimizer's state")
+torch.save(weights, sys.argv[2])
+os.unlink(joined)
+"""
 T = TypeVar("T")
 
 
@@ -79,7 +107,7 @@ def collect(session: Session, word: str | None, to: Path, *, only: str | None = 
         word: the run; None: the newest.
         to: the local folder that will contain the run's.
         only: ``logs`` or ``checkpoints``; None: both.
-        fp32: also make fp32 weights of a DeepSpeed checkpoint, on rank 0's node.
+        fp32: also make one set of fp32 weights, on rank 0's node, if the checkpoint has them in parts.
 
     Raises:
         UsageError: no run matches, or it has no such checkpoint.
@@ -152,6 +180,8 @@ class Collection:
         found = self.newest(offered)
         for name, why in found.refused:
             self.session.warn(f"{name} is skipped: {why}")
+        if found.error and needed:
+            raise UsageError(f"run {self.run.id} has no newest checkpoint: {found.error}")
         if found.name is None and needed:
             text, hint = f"run {self.run.id} has no complete checkpoint", f"clusterctl diagnose {self.run.id}"
             if self.failed:  # their files may complete one
@@ -160,14 +190,19 @@ class Collection:
         chosen = self.take_output(places, offered, found)
         if not fp32 or found.name is None:
             return found, None
-        if not chosen.zero:
+        convert = conversion(found.name, chosen.inside(found.name))
+        here = self.here / OUTPUT / found.name
+        if convert.how == "impossible":
             raise UsageError(
-                f"{found.name} is not a checkpoint of DeepSpeed's ZeRO, so there is nothing to convert",
-                hint=f"its weights are in {self.here / OUTPUT / found.name}",
+                f"{found.name} cannot be converted to one set of weights: {convert.why}",
+                hint=f"the checkpoint itself is in {here}",
             )
+        if convert.how == "none":
+            self.session.emit(Notice(f"{found.name} has whole weights, so nothing is converted: {here}", "info"))
+            return found, None
         head = next(node for node in self.nodes if node.name in places)  # rank 0's, if it answered
         foreign = [name for node, each in chosen.files.items() if node != head.name for name in each]
-        return found, self.weights(head, places[head.name], found.name, foreign, tag=found.name if chosen.tag else "")
+        return found, self.weights(head, places[head.name], found.name, foreign, convert)
 
     def take_output(
         self, places: Mapping[str, str], offered: Mapping[str, Mapping[str, Any]], found: Newest
@@ -184,14 +219,14 @@ class Collection:
         self._each(bring, [name for name in lists if chosen.files.get(name)])
         return chosen
 
-    def weights(self, head: Node, output: str, checkpoint: str, foreign: Sequence[str], *, tag: str) -> Path:
-        """Make one set of fp32 weights with the packed environment's own DeepSpeed, and bring it here.
+    def weights(self, head: Node, output: str, checkpoint: str, foreign: Sequence[str], convert: Conversion) -> Path:
+        """Make one set of fp32 weights with the packed environment's own DeepSpeed or torch, and bring it here.
 
         The files of other nodes are on this machine; the node receives the missing ones. It works in a temporary
         folder; the run's checkpoint stays as it is.
 
         Raises:
-            NodesFailedError: DeepSpeed's tool failed.
+            NodesFailedError: the conversion failed.
         """
         remote, run, to = (
             bulk(self.session.inventory, head, self.session.connections[head]),
@@ -199,8 +234,16 @@ class Collection:
             self.here / "fp32",
         )
         here = self.here / OUTPUT / checkpoint
-        inside = [Path(each).relative_to(here.name).as_posix() for each in foreign if each.startswith(f"{here.name}/")]
-        script = render("run/to_fp32.sh.j2", run=str(run), checkpoint=f"{output}/{checkpoint}", tag=tag)
+        inside = [each.removeprefix(f"{checkpoint}/") for each in foreign if each.startswith(f"{checkpoint}/")]
+        name = checkpoint.rpartition("/")[2]
+        script = render(
+            "run/to_fp32.sh.j2",
+            run=str(run),
+            checkpoint=f"{output}/{checkpoint}",
+            tag=name if convert.tag else "",
+            shards=f"/{convert.folder}" if convert.how == "dcp" else "",
+            program=_DCP,
+        )
         with self.session.stage("fp32", f"Converting to fp32 weights on {head.name}", None, "bytes") as shown:
             try:
                 result = remote.run(script, stdin=_tar(here, sorted(inside)), deadline=_FP32_DEADLINE)
@@ -208,7 +251,7 @@ class Collection:
                     raise NodesFailedError(
                         f"converting to fp32 weights failed on {head.name}; the checkpoint itself was collected",
                         reasons={head.name: "\n".join(result.err.strip().splitlines()[-5:]) or f"status {result.rc}"},
-                        hint=f"by hand: python -m deepspeed.utils.zero_to_fp32 {here} OUTPUT",
+                        hint=f"by hand: python -m {_BY_HAND[convert.how]}".format(here / convert.folder),
                     )
                 fetch(remote, f"{run}/fp32/weights", lacking(list_files(remote, f"{run}/fp32/weights"), to), to)
             finally:

@@ -43,9 +43,7 @@ class Log:
         self.seconds[title] = round(time.monotonic() - started, 1)
         print(f" {self.seconds[title]:.1f} s", file=sys.stderr, flush=True)
 
-    def run(
-        self, argv: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
-    ) -> str:
+    def run(self, argv: Sequence[str | Path], *, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
         """Runs argv with more variables, ``env``, and returns what it printed.
 
         Raises:

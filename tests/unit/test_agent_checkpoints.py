@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.agent.checkpoints import files as checkpoint_files
-from trainer.agent.checkpoints.selection import newest, offer, scan, step_of
+from trainer.agent.checkpoints.names import number_in
+from trainer.agent.checkpoints.selection import Choice, newest, offer, scan
 from trainer.agent.link.copies import TEMPORARY
 
 
@@ -300,7 +301,7 @@ def test_mark_distinguishes_files_of_equal_size(tmp_path, name):
             20,
             without=["model.safetensors", "optimizer.pt"],
             more={
-                f"{folder}/{name}": b"x"
+                f"{folder}/{name}": b"x."
                 for folder in ("pytorch_model_fsdp_0", "optimizer_0")
                 for name in (".metadata", "__0_0.distcp", "__1_0.distcp")
             },
@@ -310,7 +311,7 @@ def test_mark_distinguishes_files_of_equal_size(tmp_path, name):
 def test_complete_checkpoints(tmp_path, files):
     write(tmp_path, files)
     choice = choose([tmp_path])
-    assert choice == ("checkpoint-20", 20, {}, [])
+    assert (*choice[:5], choice.aside) == ("checkpoint-20", 20, {}, [], "trainer", None)
 
 
 @pytest.mark.parametrize(
@@ -373,7 +374,10 @@ def test_complete_checkpoints(tmp_path, files):
             deepspeed(20, more={"global_step20/expp_rank_1_mp_rank_00_optim_states.pt": torch_zip()}),
             "global_step20: experts' optimizer states of rank 0 missing",
         ),
-        ({"iter_20/model.safetensors": safetensors()}, "complete.json is missing: the save did not finish"),
+        (
+            {"iter_20/part-00000-of-00002.safetensors": safetensors()},
+            "complete.json is missing: the save did not finish",
+        ),
         (
             {"checkpoint-20/a.index.json": b'{"weight_map": {"a": "a.index.json"}}'},  # an index that lists only itself
             "trainer_state.json is missing: the save did not finish",
@@ -402,7 +406,7 @@ def test_deepspeeds_own_layout(tmp_path):
     inside = deepspeed(20, without=["latest"])
     files = {name.partition("/")[2]: data for name, data in inside.items() if "/global_step20/" in name}
     write(tmp_path, files | {"latest": b"global_step20\n", "logs/x.txt": b"", "tokenizer.json": b"{}"})
-    assert choose([tmp_path]) == ("global_step20", 20, {}, [])
+    assert choose([tmp_path])[:5] == ("global_step20", 20, {}, [], "deepspeed")
     other = {name.replace("20", "30"): data for name, data in files.items()}
     write(tmp_path, other)  # rank 0 has not written latest yet
     assert choose([tmp_path]).name == "global_step20"
@@ -432,7 +436,7 @@ def test_own_checkpoint_needs_every_part_of_its_complete_json(tmp_path):
 
 def test_a_folder_with_model_states_only_is_a_checkpoint_of_deepspeed_without_zero(tmp_path):
     write(tmp_path, {"last/mp_rank_00_model_states.pt": torch_zip()})
-    assert choose([tmp_path]) == ("last", 0, {}, [])
+    assert choose([tmp_path])[:5] == ("last", None, {}, [], "deepspeed")
 
 
 def test_own_checkpoint_needs_its_complete_json(tmp_path):
@@ -445,7 +449,25 @@ def test_steps_are_numbers(tmp_path):
         write(tmp_path, trainer(step))
     assert [one.step for one in scan(tmp_path)] == [100, 20, 10, 9]
     assert choose([tmp_path]).name == "checkpoint-100"
-    assert [step_of(name) for name in ("checkpoint-7", "global_step12", "epoch3_step40", "best")] == [7, 12, 40, 0]
+
+
+STEPS = {
+    "checkpoint-7": 7, "global_step12": 12, "epoch3_step40": 40, "iter_0000100": 100, "00300": 300,
+    "model_step_100.pt": 100, "epoch=1-step=200-val_loss=0.35.ckpt": 200, "epoch=1-step=200.ckpt": 200,
+    "step_100_loss_2.35.pt": 100, "step-9_rank_3.pt": 9, "model-00001-of-00002.safetensors": None, "best": None,
+    "gpt2-xl-1558M.pt": None, "last-v1.ckpt": None, "ckpt.pt": None, "deep3.pt": None, "checkpoints/checkpoint_4": 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "step"), STEPS.items())
+def test_the_step_in_a_name(name, step):
+    number = number_in(name)
+    assert (number and number.value) == step
+
+
+def test_names_that_count_epochs():
+    assert number_in("checkpoint_epoch_3.pt") == (3, True)
+    assert number_in("ep12.pth") == (12, True)
 
 
 def test_torn_newer_checkpoints_are_skipped_and_named(tmp_path):
@@ -457,14 +479,14 @@ def test_torn_newer_checkpoints_are_skipped_and_named(tmp_path):
     assert scan(tmp_path)[1].torn == ["optimizer.pt"]
 
 
-def test_folders_that_are_not_checkpoints_are_ignored(tmp_path):
+def test_folders_that_are_not_checkpoints_are_ignored(tmp_path, tmp_path_factory):
     assert scan(tmp_path / "none") == []
     write(tmp_path, {"checkpoint-x/a": b"", "runs/b": b"", "c": b"", "checkpoint-": b""})
-    (tmp_path / "elsewhere").mkdir()
-    write(tmp_path / "elsewhere", trainer(5))
-    (tmp_path / "checkpoint-5").symlink_to(tmp_path / "elsewhere/checkpoint-5")
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    write(elsewhere, trainer(5))
+    (tmp_path / "checkpoint-5").symlink_to(elsewhere / "checkpoint-5")
     assert scan(tmp_path) == []
-    assert choose([tmp_path]) == (None, None, {}, [])
+    assert choose([tmp_path]) == Choice()
     write(tmp_path, trainer(6))
     (tmp_path / "checkpoint-6" / (TEMPORARY + "1")).write_bytes(b"x")
     (tmp_path / "checkpoint-6" / "link.pt").symlink_to("/etc/passwd")
@@ -632,7 +654,8 @@ def test_after_copying_every_node_has_the_files_of_its_ranks(tmp_path_factory, d
             assert len(files[name]) == size
             assert giver in holders[name]
             write(folders[node], {name: (folders[giver] / name).read_bytes()})
-    assert choose(folders, world) == ("checkpoint-20", 20, {}, [])
+    again = choose(folders, world)
+    assert (again.name, again.copy) == ("checkpoint-20", {})
     for node, folder in enumerate(folders):
         last = world if node == nodes - 1 else node + 1
         for rank in range(node, last):

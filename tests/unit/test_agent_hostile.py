@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 from agents import plan_of
 
 from trainer.agent import run_files, talk
-from trainer.agent.checkpoints import selection
+from trainer.agent.checkpoints import layouts, selection
 from trainer.agent.checkpoints.files import look
 from trainer.agent.contract import offers
 from trainer.agent.contract.plan import PlanError
@@ -182,7 +182,7 @@ def named(node):
             raise
 
 
-@given(objects("processes", "ranks", "latest", "checkpoints") | st.just({"processes": 2}))
+@given(objects("processes", "ranks", "pointers", "others", "kept", "checkpoints") | st.just({"processes": 2}))
 def test_every_offer_of_another_node_is_used_or_refused_with_its_name(offer):
     plan = NodePlan(plan_of(**GIVEN), Path("/nowhere"), Path("plan"))
     with named("n1"):
@@ -214,11 +214,16 @@ START = {"checkpoint": "checkpoint-2", "port": 29500, "world_size": 4, "copy": {
 @pytest.mark.parametrize(
     "change",
     [
-        *({"checkpoint": name} for name in ("..", "../x", "/etc", "a/b", "", 1)),
+        *({"checkpoint": name} for name in ("..", "../x", "/etc", "a/../b", "", 1)),
         *({"port": port} for port in (0, -1, 70_000, "1", 1.5)),
         *({"world_size": size} for size in (None, "x", -1, 1 << 40)),
         *({"copy": copy} for copy in ("x", {"1": {}}, {"1": [[]]}, {"1": [["../x", 1, 0]]}, {"1": [["x", "1", 0]]})),
         {"refused": 5},
+        {"step": -1},
+        *({"aside": {"number": 1, "names": ["a"], "pointers": {}} | aside} for aside in (
+            {"number": "1"}, {"names": ["../a"]}, {"names": 3}, {"pointers": {"..": "a"}}, {"pointers": {"a": 1}},
+        )),
+        {"aside": []},
     ],
 )
 def test_invalid_decision_of_rank_0_is_refused(plan, change):
@@ -246,9 +251,9 @@ def test_invalid_verdict_of_rank_0_is_refused(plan, change):
     ],
 )
 def test_file_name_with_a_huge_rank_uses_no_memory(rank, why):
-    names = {f"rng_state_{rank}.pth", "model.safetensors", "optimizer.pt", "scheduler.pt", selection.STATE}
-    union = selection.Union(selection.HUGGING_FACE, names, {}, 1, None)
-    assert selection.why_incomplete(union, 2) == why
+    names = {f"rng_state_{rank}.pth", "model.safetensors", "optimizer.pt", "scheduler.pt", layouts.STATE}
+    union = layouts.Union("checkpoint-1", layouts.TRAINER, names, {})
+    assert layouts.why_incomplete(union, 2) == why
 
 
 # --- files -------------------------------------------------------------------------------------------------------

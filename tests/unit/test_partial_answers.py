@@ -100,7 +100,7 @@ def test_fp32_weights_are_made_on_a_node_that_answered(tmp_path, monkeypatch):
     found = merge_runs(
         parse_runs(name, state(name, rank), ["gpu01", "gpu02"]) for rank, name in enumerate(("gpu01", "gpu02"))
     )
-    whole = Sources({"gpu02": frozenset({"checkpoint-3/model"})}, zero=True)
+    whole = Sources({"gpu02": frozenset({"checkpoint-3/global_step3/x_optim_states.pt"})})
     made = []
     monkeypatch.setattr(Collection, "offers", lambda _self: {"gpu02": {"output": "/out", "offer": {}}})
     monkeypatch.setattr(Collection, "newest", lambda _self, _offers: Newest("checkpoint-3"))

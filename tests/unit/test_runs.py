@@ -17,7 +17,7 @@ from provision.inventory import load
 from provision.model import CommandLine, Inventory, Node, Result
 from provision.render import render
 from provision.run import record
-from provision.run.checkpoint import folders, sources
+from provision.run.checkpoint import Conversion, checkpoints, conversion, sources
 from provision.run.follow import Entry, entry, merged, pattern
 from provision.run.found import LOST, UNKNOWN, merge_runs, pace_of, parse_runs
 from provision.session import Outcome, Session
@@ -526,7 +526,7 @@ def test_missing_files_are_an_error(tmp_path):
 def test_newest_complete_files_of_a_checkpoint_are_used_and_old_checkpoints_stay():
     def offer(**files):
         found = {name.replace("__", "."): [4, mtime, "m", torn] for name, (mtime, torn) in files.items()}
-        return {"checkpoints": [{"name": "checkpoint-20", "layout": "trainer", "files": found}]}
+        return {"checkpoints": [{"name": "checkpoint-20", "single": False, "files": found}]}
 
     a = offer(rng_state_0__pth=(5, None), model__safetensors=(9, "cut short"), x_optim_states__pt=(1, None))
     b = offer(rng_state_1__pth=(5, None), model__safetensors=(3, None))
@@ -543,8 +543,47 @@ def test_newest_complete_files_of_a_checkpoint_are_used_and_old_checkpoints_stay
         "a": {"checkpoint-20/rng_state_0.pth", "checkpoint-20/x_optim_states.pt", "log"},
         "b": {"checkpoint-20/rng_state_1.pth", "checkpoint-20/model.safetensors"},
     }
-    assert folders(names["a"] | names["b"]) == {"checkpoint-10", "checkpoint-20", "tag"}
+    assert checkpoints(names["a"] | names["b"]) == {
+        "checkpoint-10": "trainer", "checkpoint-20": "trainer", "tag": "deepspeed"
+    }  # fmt: skip
 
+
+def test_the_newest_single_file_is_collected_without_older_steps_and_without_what_was_moved_aside():
+    names = ["logs/a.txt", "step_10.pt", "step_20.pt", "best.pt", "kept-1/step_30.pt", "final/model.safetensors"]
+    file = {"step_20.pt": [4, 9, "m", None]}
+    offer = {"checkpoints": [{"name": "step_20.pt", "single": True, "files": file}]}
+    chosen = sources({"a": frozenset(names)}, {"a": offer}, "step_20.pt")
+    assert chosen.files == {"a": {"logs/a.txt", "step_20.pt", "best.pt", "final/model.safetensors"}}
+    assert chosen.inside("step_20.pt") == {"step_20.pt"}
+
+
+ZERO_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "expected"),
+    [
+        ("iter_10", ZERO_FILES, Conversion("zero", tag=True)),
+        ("checkpoint-3", ("trainer_state.json", *(f"global_step3/{each}" for each in ZERO_FILES)), Conversion("zero")),
+        ("step-10", (".metadata", "__0_0.distcp"), Conversion("dcp")),
+        (
+            "checkpoints/checkpoint_0",
+            ("random_states_0.pkl", "pytorch_model_fsdp_0/.metadata", "optimizer_0/.metadata"),
+            Conversion("dcp", folder="pytorch_model_fsdp_0"),
+        ),
+        ("best", (ZERO_FILES[0],), Conversion("none")),
+        ("ckpt.pt", ("ckpt.pt",), Conversion("none")),
+        ("checkpoint-3", ("trainer_state.json", "model.safetensors", "optimizer.pt"), Conversion("none")),
+    ],
+)
+def test_how_a_checkpoint_becomes_one_set_of_weights(name, files, expected):
+    assert conversion(name, files) == expected
+
+
+@pytest.mark.parametrize("files", [("complete.json",), ("random_states_0.pkl", "pytorch_model_fsdp_rank0.bin")])
+def test_weights_that_no_tool_joins_have_a_reason(files):
+    found = conversion("iter_10", files)
+    assert (found.how, bool(found.why)) == ("impossible", True)
 
 def test_a_listed_name_may_end_in_a_newline():
     assert set(parse_list("1 0.0 log\n\x002 0.0 a b\x00", "node01")) == {"log\n", "a b"}

@@ -6,6 +6,8 @@ safetensors   8 bytes (little endian): the length of a JSON header, whose ``data
 torch.save    a zip whose central directory comes last and names every member with its CRC-32; before torch 1.6,
               and with DeepSpeed's ``checkpoint_serialization: false``, pickles followed by raw storages. Nothing in
               them is imported or run
+pickle        ends with its stop sign; ``.metadata`` of torch.distributed.checkpoint contains the names of the files
+              with the tensors, which are found as text. Nothing is unpickled
 JSON          must parse
 ============  ==================================================================================================
 
@@ -18,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import re
 import struct
 import zipfile
 from pathlib import Path
@@ -30,7 +33,10 @@ JSON = 64 << 20  # bytes; a trainer's state after very many steps has a few
 DEPTH = 200  # levels of a trainer's JSON
 BLOCK = 4 << 10
 PLACES = 8  # blocks of a file that its mark covers
-TORCH = (".pt", ".pth", ".bin", ".distcp")
+TORCH = (".pt", ".pth", ".ckpt", ".bin", ".distcp")
+METADATA = 64 << 20  # bytes of ``.metadata`` that are read; it has some hundred for each tensor
+_DISTCP = re.compile(rb"__\d{1,7}_\d{1,7}\.distcp")
+_STOP = b"."  # a pickle's last byte
 
 
 class File(NamedTuple):
@@ -47,7 +53,7 @@ class TornError(Exception):
 
 
 def look(path: Path) -> Tuple[File, Any]:
-    """Examine a file. Returns its facts, and the content of a JSON file.
+    """Examine a file. Returns its facts, and the content of a JSON file or the names in ``.metadata``.
 
     Raises:
         OSError: it cannot be read.
@@ -62,6 +68,11 @@ def look(path: Path) -> Tuple[File, Any]:
                 mark = _safetensors(file, found.st_size)
             elif path.name.endswith(TORCH):
                 mark = _torch(file, found.st_size, path.name.endswith(".distcp"))
+            elif path.name.endswith(".pkl"):
+                mark = _pickle(file, found.st_size)
+            elif path.name == ".metadata":
+                _pickle(file, found.st_size)
+                content = sorted({name.decode() for name in _DISTCP.findall(os.pread(file.fileno(), METADATA, 0))})
             elif path.name.endswith(".json"):
                 content, mark = _json(file, found.st_size)
         except TornError as error:
@@ -97,13 +108,22 @@ def _safetensors(file: BinaryIO, size: int) -> bytes:
 def _torch(file: BinaryIO, size: int, any_content: bool) -> bytes:
     start = file.read(4)
     if start == b"PK\x03\x04":
-        return _zip_members(file)
-    if any_content:  # torch.distributed.checkpoint joins several saves in one file
+        return _zip_members(file, size, joined=any_content)
+    if any_content:
         return b""
     if start[:1] != b"\x80":
         raise TornError("it does not start like a torch file" if size else "it is empty")
     file.seek(0)
     _check_pickles(file, size)
+    return b""
+
+
+def _pickle(file: BinaryIO, size: int) -> bytes:
+    """Check a pickle that may be one of ``torch.save``."""
+    if file.read(4) == b"PK\x03\x04":
+        return _zip_members(file, size)
+    if not size or os.pread(file.fileno(), 1, size - 1) != _STOP:
+        raise TornError("its pickle is truncated" if size else "it is empty")
     return b""
 
 
@@ -128,19 +148,28 @@ _SIZES = {  # bytes of an element, by the name of the storage's class
 }
 
 
-def _zip_members(file: BinaryIO) -> bytes:
+_ZIP_END = 22  # bytes of the last record of a zip without a comment; torch writes none
+
+
+def _zip_members(file: BinaryIO, size: int, *, joined: bool = False) -> bytes:
     """Names, checksums and sizes of the members of a zip.
+
+    ``joined``: several zips may follow one another, as torch.distributed.checkpoint writes a zip for each tensor
+    (``_write_item``); then these are the members of the last one.
 
     Raises:
         TornError: it is truncated or damaged.
     """
+    if os.pread(file.fileno(), 4, max(0, size - _ZIP_END)) != b"PK\x05\x06":
+        raise TornError("it is truncated: its zip directory is missing")
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             end = archive.start_dir
     except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, OSError) as error:
         raise TornError("it is truncated: its zip directory is missing") from error
-    if not members or members[0].header_offset or any(one.header_offset + one.compress_size > end for one in members):
+    before = bool(members) and members[0].header_offset > 0 and not joined
+    if not members or before or any(one.header_offset + one.compress_size > end for one in members):
         raise TornError("its zip directory does not match the file")
     return repr([(one.filename, one.CRC, one.file_size) for one in members]).encode()
 

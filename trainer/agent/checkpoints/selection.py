@@ -1,41 +1,66 @@
 """Selects the newest checkpoint that all nodes together have completely, and lists the files that each node lacks.
 
-Every agent scans its output folder (``scan``) and offers its checkpoints. Rank 0 combines the offers (``newest``). If
-nodes have separate disks, rank 0's node has the weights and every node the files of its own ranks.
+Every agent scans its output folder (``scan``) and offers its checkpoints (``offer``). Rank 0 combines the offers
+(``newest``). If nodes have separate disks, rank 0's node has the weights and every node the files of its own ranks.
 
-========================  ===================================================================================
-``checkpoint-N/``         Hugging Face's Trainer and LLaMA-Factory, also with DeepSpeed's folder inside
-``TAG/`` and ``latest``   DeepSpeed's own: ``TAG`` is usually ``global_stepN``
-``iter_N/``               trainer.gpt's, with a ``complete.json`` in it
-========================  ===================================================================================
+Checkpoints are ordered by the step in their name, else the step in a JSON file of theirs. A checkpoint without a step,
+such as DeepSpeed's tag ``best``, comes after all steps that were written before it. Names that count epochs have no
+step if others count steps.
 
-Whether a checkpoint is complete depends on the names of its files on all nodes together (``why_incomplete``). Names and
-order are those of transformers 5.6 (``Trainer._save_checkpoint``: weights, ``training_args.bin``, optimizer and
-scheduler, each rank its ``rng_state``, last ``trainer_state.json`` by rank 0) and DeepSpeed 0.19
-(``DeepSpeedEngine.save_checkpoint``: model states, each rank its ZeRO file, then ``latest`` by rank 0, which does not
-wait for the others). With ``enable_jit_checkpoint``, ``checkpoint-is-incomplete.txt`` exists during the save.
+A checkpoint that cannot be used is never written over: ``Choice.aside`` has the names that the nodes move aside, see
+``aside.py``. Layouts of libraries have precedence over other folders, and folders over single files.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ..link.copies import TEMPORARY
 from .files import File, look
+from .layouts import (
+    ABOUT,
+    ACCELERATE,
+    COMPLETE,
+    DEEPSPEED,
+    FILE,
+    FOLDER,
+    INDEX,
+    LATEST,
+    METADATA,
+    TYPED,
+    Union,
+    is_of_one_rank,
+    layouts_of,
+    must_be_equal,
+    readers,
+    why_incomplete,
+)
+from .names import Number, number_in
+from .places import Found, Seen, find, text_of
 
 NEWEST = 5  # checkpoints that are read; older ones are never each
+OTHERS = 1000  # names of checkpoints that are not read
 DEEP = 4  # levels of folders below a checkpoint's
+STEPS = ("global_step", "step", "iteration", "iter_num", "iter", "current_step", "epoch")  # keys of JSON files
+_LIMIT = 1 << 62
 
 
 class Checkpoint(NamedTuple):
-    """One node's copy of a checkpoint. ``contents``: the content of its index files and ``latest``, by name."""
+    """One node's copy of a checkpoint.
+
+    Attributes:
+        name: its path below the output folder.
+        single: it is one file.
+        step: the step in a JSON file of it.
+        files: by path below the checkpoint; of a single file, by its name.
+        contents: the content of index files, ``.metadata``, ``complete.json`` and ``latest``, by name.
+    """
 
     name: str
-    step: int
-    layout: str
+    single: bool
+    step: Optional[int]
     files: Dict[str, File]
     contents: Dict[str, Any]
 
@@ -45,34 +70,44 @@ class Checkpoint(NamedTuple):
         return sorted(name for name, file in self.files.items() if file.torn)
 
 
-class Choice(NamedTuple):
-    """The result of ``newest``. ``name`` is None if no checkpoint is complete; ``refused`` has reasons for newer ones.
+class Aside(NamedTuple):
+    """What every node moves to the folder ``kept-NUMBER``, and the text pointers that then name another checkpoint."""
 
-    ``copy``: the files that each rank lacks, as (name below the output folder, size, rank that has it).
+    number: int
+    names: List[str]
+    pointers: Dict[str, str]
+
+
+class Choice(NamedTuple):
+    """The result of ``newest``.
+
+    Attributes:
+        name: the checkpoint's path below the output folder; None if none is complete.
+        step: its step, if it has one.
+        copy: the files that each rank lacks, as (path below the output folder, size, rank that has it).
+        refused: newer checkpoints with reasons.
+        layout: the checkpoint's.
+        time: when it was written, in nanoseconds since the epoch.
+        aside: the checkpoints that cannot be used and would be written over; None if there are none.
+        error: why no checkpoint can be chosen at all.
     """
 
-    name: Optional[str]
-    step: Optional[int]
-    copy: Dict[int, List[Tuple[str, int, int]]]
-    refused: List[Tuple[str, str]]
+    name: Optional[str] = None
+    step: Optional[int] = None
+    copy: Dict[int, List[Tuple[str, int, int]]] = {}  # noqa: RUF012 - never changed
+    refused: Sequence[Tuple[str, str]] = ()
+    layout: str = ""
+    time: int = 0
+    aside: Optional[Aside] = None
+    error: Optional[str] = None
 
 
-def step_of(name: str) -> int:
-    """The last number in a name; 0 without one."""
-    numbers = re.findall(r"\d+", name)
-    return int(numbers[-1]) if numbers else 0
+def path_of(name: str, file: str, single: bool) -> str:
+    """The path of a checkpoint's file below the output folder."""
+    return name if single else "%s/%s" % (name, file)
 
 
-def _layout(folder: Path, name: str) -> Optional[str]:
-    if re.fullmatch(r"checkpoint-\d+", name):
-        return HUGGING_FACE
-    if re.fullmatch(r"iter_\d+", name):
-        return OURS
-    try:
-        inside = [entry.name for entry in os.scandir(folder / name)]
-    except OSError:
-        return None
-    return DEEPSPEED if any(one.endswith(("model_states.pt", "optim_states.pt")) for one in inside) else None
+# --- on a node ---------------------------------------------------------------------------------------------------
 
 
 def _walk(folder: Path, below: str = "", depth: int = 0) -> Iterator[Tuple[str, Path]]:
@@ -88,57 +123,113 @@ def _walk(folder: Path, below: str = "", depth: int = 0) -> Iterator[Tuple[str, 
             yield below + entry.name, Path(entry.path)
 
 
-def _text(path: Path) -> str:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.read(4096).strip()
-    except OSError:
-        return ""
-
-
-def _read(folder: Path, name: str, layout: str) -> Checkpoint:
+def _read(output: Path, seen: Seen) -> Checkpoint:
+    path = output / seen.name
     files: Dict[str, File] = {}
     contents: Dict[str, Any] = {}
-    for relative, path in _walk(folder / name):
+    steps: Dict[str, int] = {}
+    for relative, where in [(path.name, path)] if seen.single else _walk(path):
         try:
-            files[relative], content = look(path)
+            files[relative], content = look(where)
         except OSError:
             continue
         if relative == LATEST:
-            contents[LATEST] = _text(path)
-        elif relative.endswith(INDEX) and isinstance(content, dict) and isinstance(content.get("weight_map"), dict):
+            contents[LATEST] = text_of(where)
+        elif relative.rpartition("/")[2] == METADATA:
+            contents[relative] = content or []
+        elif not isinstance(content, dict):
+            continue
+        elif relative.endswith(INDEX) and isinstance(content.get("weight_map"), dict):
             contents[relative] = sorted({str(shard) for shard in content["weight_map"].values()})
-        elif relative == COMPLETE and isinstance(content, dict) and isinstance(content.get("files"), dict):
+        elif relative == COMPLETE and isinstance(content.get("files"), dict):
             contents[COMPLETE] = sorted(map(str, content["files"]))
-    return Checkpoint(name, step_of(name), layout, files, contents)
+        if "/" not in relative and isinstance(content, dict):
+            steps.update({key: content[key] for key in STEPS if _is_step(content.get(key))})
+    step = next((steps[key] for key in STEPS if key in steps), None)
+    return Checkpoint(seen.name, seen.single, step, files, contents)
 
 
-def scan(folder: Path) -> List[Checkpoint]:
-    """The newest checkpoints in an output folder, newest first; empty without a folder."""
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LIMIT
+
+
+def _written(path: Path) -> int:
+    """When the newest file of a checkpoint was written: of the folder's own files, for a quick order."""
     try:
-        names = [entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+        times = [path.stat().st_mtime_ns]
+        times += [each.stat().st_mtime_ns for each in path.iterdir() if each.is_file()] if path.is_dir() else []
     except OSError:
-        return []
-    found = [(step_of(name), name, layout) for name in names for layout in [_layout(folder, name)] if layout]
-    return [_read(folder, name, layout) for _, name, layout in sorted(found, reverse=True)[:NEWEST]]
+        return 0
+    return max(times)
 
 
-def offer(folder: Path, first_rank: int, processes: int) -> Dict[str, Any]:
-    """A node's offer: its checkpoints and its ranks."""
-    found = {}
-    path = folder / LATEST
-    if path.is_file() and not path.is_symlink():
-        found = {"tag": _text(path), "file": list(look(path)[0])}
-    checkpoints = [
-        {
-            "name": one.name,
-            "layout": one.layout,
-            "says": one.contents,
-            "files": {k: list(v) for k, v in one.files.items()},
-        }
-        for one in scan(folder)
-    ]
-    return {"ranks": [first_rank, processes], "latest": found, "checkpoints": checkpoints}
+def scan(output: Path, found: Optional[Found] = None) -> List[Checkpoint]:
+    """The newest checkpoints below an output folder, newest first; empty without a folder."""
+    seen = _candidates((find(output) if found is None else found).checkpoints)
+    order = _ordered({one.name: (number_in(one.name), None, _written(output / one.name)) for one in seen})
+    by_name = {one.name: one for one in seen}
+    return [_read(output, by_name[name]) for name in order[:NEWEST]]
+
+
+def _candidates(seen: Sequence[Seen]) -> List[Seen]:
+    """The folders that are least deep below the output folder; without folders, the single files.
+
+    So a copy in ``out/old/`` does not compete with the checkpoints in ``out/``.
+    """
+    folders = [one for one in seen if not one.single]
+    depth = min((one.name.count("/") for one in folders), default=0)
+    return [one for one in folders if one.name.count("/") == depth] or list(seen)
+
+
+def offer(output: Path, first_rank: int, processes: int) -> Dict[str, Any]:
+    """A node's offer: its checkpoints, pointers and ranks, and the names of everything that a new start would hit."""
+    found = find(output)
+    checkpoints = scan(output, found)
+    read = {one.name for one in checkpoints}
+    pointers = []
+    for one in found.pointers:
+        try:
+            facts = None if one.link else list(look(output / one.name)[0])
+        except OSError:
+            continue
+        pointers.append({"name": one.name, "tag": one.tag, "file": facts})
+    return {
+        "ranks": [first_rank, processes],
+        "kept": found.kept,
+        "pointers": pointers,
+        "others": [one for one in (*(each.name for each in found.checkpoints), *found.parts) if one not in read][:OTHERS],
+        "checkpoints": [
+            {
+                "name": one.name,
+                "single": one.single,
+                "step": one.step,
+                "says": one.contents,
+                "files": {k: list(v) for k, v in one.files.items()},
+            }
+            for one in checkpoints
+        ],
+    }
+
+
+# --- on rank 0's node --------------------------------------------------------------------------------------------
+
+
+def _ordered(facts: Mapping[str, Tuple[Optional[Number], Optional[int], int]]) -> List[str]:
+    """Names of checkpoints, newest first. ``facts``: by name, the number in it, the step in its files, its time."""
+    counted = any(number is not None and not number.epochs for number, _, _ in facts.values())
+
+    def step_of(number: Optional[Number], inside: Optional[int]) -> Optional[int]:
+        return inside if number is None or (number.epochs and counted) else number.value
+
+    steps = {name: step_of(number, inside) for name, (number, inside, _) in facts.items()}
+    stepped = [(facts[name][2], step) for name, step in steps.items() if step is not None]
+
+    def key(name: str) -> Tuple[int, bool, int, str]:
+        step, time = steps[name], facts[name][2]
+        after = max((each for at, each in stepped if at <= time), default=-1)
+        return (after if step is None else step, step is None, time, name)
+
+    return sorted(facts, key=key, reverse=True)
 
 
 class _Held(NamedTuple):
@@ -146,6 +237,34 @@ class _Held(NamedTuple):
 
     file: File
     rank: int
+
+
+class _Merged(NamedTuple):
+    """A checkpoint of all nodes together. ``versions``: of each file, by the node's rank."""
+
+    name: str
+    single: bool
+    step: Optional[int]
+    time: int
+    versions: Dict[str, Dict[int, File]]
+    contents: Dict[str, Any]
+    layouts: List[str]
+
+
+def _merge(name: str, copies: Mapping[int, Mapping[str, Any]]) -> _Merged:
+    versions: Dict[str, Dict[int, File]] = {}
+    contents: Dict[str, Any] = {}
+    for rank in sorted(copies, reverse=True):  # rank 0's node takes precedence
+        contents.update(copies[rank]["says"])
+        for file, facts in copies[rank]["files"].items():
+            versions.setdefault(file, {})[rank] = File(*facts)
+    single = all(one["single"] for one in copies.values())
+    number = number_in(name)
+    inside = next((copies[rank]["step"] for rank in sorted(copies) if copies[rank].get("step") is not None), None)
+    step = inside if number is None else number.value
+    time = max((file.mtime for each in versions.values() for file in each.values()), default=0)
+    layouts = [FILE] if single else layouts_of(name, versions)
+    return _Merged(name, single, step, time, versions, contents, layouts)
 
 
 def newest(offers: Dict[int, Dict[str, Any]], world_size: int) -> Choice:
@@ -156,30 +275,94 @@ def newest(offers: Dict[int, Dict[str, Any]], world_size: int) -> Choice:
         world_size: ranks of the whole run.
     """
     nodes = {rank: {one["name"]: one for one in each.get("checkpoints", [])} for rank, each in offers.items()}
-    layouts = {one["name"]: one["layout"] for held in nodes.values() for one in held.values()}
-    tags = {rank: each["latest"] for rank, each in offers.items() if each.get("latest")}
-    latest = max(tags.items(), key=lambda item: item[1]["file"][1])[1]["tag"] if tags else None
+    names = {name for held in nodes.values() for name in held}
+    merged = {
+        name: _merge(name, {rank: held[name] for rank, held in nodes.items() if name in held}) for name in names
+    }
+    chosen = _first_kind(merged)
+    typed = {one.layouts[0] for one in chosen.values() if len(one.layouts) == 1} & set(TYPED)
+    if len(typed) > 1:
+        return Choice(error=_mixture(chosen, typed))
+    order = _ordered({name: (number_in(name), one.step, one.time) for name, one in chosen.items()})
+    tags = _tags(offers)
     refused: List[Tuple[str, str]] = []
-    for name in sorted(layouts, key=lambda name: (step_of(name), name), reverse=True):
-        versions: Dict[str, Dict[int, File]] = {}
-        contents: Dict[str, Any] = {}
-        for rank in sorted(nodes, reverse=True):  # rank 0's node takes precedence
-            one = nodes[rank].get(name, {"files": {}, "says": {}})
-            contents.update(one["says"])
-            for file, facts in one["files"].items():
-                versions.setdefault(file, {})[rank] = File(*facts)
-        held, why = _unite(versions)
-        step = step_of(latest) if latest else None
-        why = why or why_incomplete(Union(layouts[name], set(held), contents, step_of(name), step), world_size)
+    for name in order:
+        one = chosen[name]
+        held, why = _unite(one.versions)
+        why = why or _why(one, set(held), world_size, chosen) or _unnamed(one, order, tags)
         if why is None:
             copy = {
-                rank: _lacking(name, held, versions, rank, each.get("ranks", (0, 0))) for rank, each in offers.items()
+                rank: _lacking(one, held, rank, each.get("ranks", (0, 0))) for rank, each in offers.items()
             }
-            if layouts[name] == DEEPSPEED and latest == name:
-                _add_latest(copy, tags, latest)
-            return Choice(name, step_of(name), {rank: files for rank, files in copy.items() if files}, refused)
+            if one.layouts == [DEEPSPEED]:
+                _add_latest(copy, name, offers)
+            copy = {rank: files for rank, files in copy.items() if files}
+            aside = _aside(offers, [each for each, _ in refused], name)
+            return Choice(name, one.step, copy, refused, one.layouts[0], one.time, aside)
         refused.append((name, why))
-    return Choice(None, None, {}, refused)
+    if not refused:
+        return Choice()
+    others = sorted({name for each in offers.values() for name in each.get("others", ())} | (names - set(order)))
+    return Choice(refused=refused, aside=_aside(offers, [name for name, _ in refused] + others, None))
+
+
+def _mixture(merged: Mapping[str, _Merged], typed: "set[str]") -> str:
+    examples = []
+    for layout in sorted(typed):
+        name = max(name for name, one in merged.items() if one.layouts == [layout])
+        examples.append("%s (%s)" % (name, ABOUT[layout]))
+    return "it has checkpoints of different formats: %s; move those that do not belong to this run elsewhere" % (
+        ", ".join(examples)
+    )
+
+
+def _first_kind(merged: Mapping[str, _Merged]) -> Dict[str, _Merged]:
+    """The checkpoints of a library's layout; without any, other folders; without any, single files."""
+    for kinds in (set(TYPED), {FOLDER}, {FILE}):
+        found = [one for one in merged.values() if set(one.layouts) & kinds]
+        if found:
+            return {seen.name: merged[seen.name] for seen in _candidates([Seen(one.name, one.single) for one in found])}
+    return {}
+
+
+def _why(one: _Merged, names: "set[str]", world_size: int, all_: Mapping[str, _Merged]) -> Optional[str]:
+    """Why a checkpoint with these complete files cannot be used, or None."""
+    if len(one.layouts) != 1:
+        return "it mixes the files of %s" % " and ".join(ABOUT.get(each, each) for each in one.layouts)
+    layout = one.layouts[0]
+    why = why_incomplete(Union(one.name, layout, names, one.contents), world_size)
+    if why or layout not in (FOLDER, ACCELERATE):
+        return why
+    for other in all_.values():  # what no library defines is complete if it has the files of the others
+        missing = set(other.versions) - names
+        if other.layouts == [layout] and missing and names < set(other.versions):
+            return "%s is missing, although %s has it" % (min(missing), other.name)
+    return None
+
+
+def _tags(offers: Mapping[int, Mapping[str, Any]]) -> Dict[str, str]:
+    """By folder, the path of the checkpoint that ``latest`` in it names: the last written one of all nodes."""
+    best: Dict[str, Tuple[int, str]] = {}
+    for each in offers.values():
+        for pointer in each.get("pointers", ()):
+            folder, _, base = pointer["name"].rpartition("/")
+            time = pointer["file"][1] if pointer["file"] else 0
+            if base == LATEST and pointer["tag"] and time >= best.get(folder, (0, ""))[0]:
+                best[folder] = (time, "%s/%s" % (folder, pointer["tag"]) if folder else pointer["tag"])
+    return {folder: path for folder, (_, path) in best.items()}
+
+
+def _unnamed(one: _Merged, order: Sequence[str], tags: Mapping[str, str]) -> Optional[str]:
+    """DeepSpeed writes ``latest`` last: a tag that is newer than the named one is not finished."""
+    named = tags.get(one.name.rpartition("/")[0])
+    if one.layouts != [DEEPSPEED] or named is None or named == one.name:
+        return None
+    if named in order:
+        older = order.index(one.name) > order.index(named)
+    else:
+        mine, other = number_in(one.name), number_in(named)
+        older = mine is None or other is None or mine.value <= other.value
+    return None if older else "the file latest does not name it yet: the save did not finish"
 
 
 def _unite(versions: Dict[str, Dict[int, File]]) -> Tuple[Dict[str, _Held], Optional[str]]:
@@ -197,7 +380,7 @@ def _unite(versions: Dict[str, Dict[int, File]]) -> Tuple[Dict[str, _Held], Opti
 
 
 def _lacking(
-    folder: str, held: Dict[str, _Held], versions: Dict[str, Dict[int, File]], rank: int, ranks: Tuple[int, int]
+    one: _Merged, held: Dict[str, _Held], rank: int, ranks: Tuple[int, int]
 ) -> List[Tuple[str, int, int]]:
     """The files that the node of ``rank`` must copy: missing, truncated or outdated ones."""
     files = []
@@ -206,204 +389,43 @@ def _lacking(
     for name, (best, giver) in sorted(held.items()):
         if name in elsewhere:
             continue
-        mine = versions[name].get(rank)
+        mine = one.versions[name].get(rank)
         compared = must_be_equal(name) or is_of_one_rank(name)
         if mine is None or mine.torn or (compared and (mine.size, mine.mark) != (best.size, best.mark)):
-            files.append(("%s/%s" % (folder, name), best.size, giver))
+            files.append((path_of(one.name, name, one.single), best.size, giver))
     return files
 
 
-def _add_latest(copy: Dict[int, List[Tuple[str, int, int]]], tags: Dict[int, Dict[str, Any]], latest: str) -> None:
-    """Add the file ``latest``, which DeepSpeed reads beside the tag's folder."""
-    giver = next(rank for rank, found in sorted(tags.items()) if found["tag"] == latest)
+def _add_latest(copy: Dict[int, List[Tuple[str, int, int]]], name: str, offers: Mapping[int, Mapping[str, Any]]) -> None:
+    """Add the file ``latest``, which DeepSpeed reads beside the tag's folder, if it names the tag somewhere."""
+    folder, slash, tag = name.rpartition("/")
+    path = folder + slash + LATEST
+    right = {
+        rank: pointer["file"]
+        for rank, each in sorted(offers.items())
+        for pointer in each.get("pointers", ())
+        if pointer["name"] == path and pointer["tag"] == tag and pointer["file"]
+    }
     for rank, files in copy.items():
-        if tags.get(rank, {}).get("tag") != latest:
-            files.append((LATEST, tags[giver]["file"][0], giver))
+        if right and rank not in right:
+            giver = min(right)
+            files.append((path, right[giver][0], giver))
 
 
-HUGGING_FACE = "trainer"
-DEEPSPEED = "deepspeed"
-OURS = "clusterctl"
-
-INCOMPLETE = "checkpoint-is-incomplete.txt"
-LATEST = "latest"
-COMPLETE = "complete.json"
-STATE = "trainer_state.json"
-INDEX = ".index.json"
-RECOVERY = "zero_to_fp32.py"
-
-MOST = 1 << 20  # ranks
-
-_WEIGHTS = re.compile(
-    r"((model|pytorch_model(_fsdp)?|adapter_model)\.(safetensors|bin)|pytorch_model_fsdp(_0/\.metadata|_rank\d+\.bin))$"
-)
-_OPTIMIZER = re.compile(r"optimizer\.(pt|bin)$|optimizer_0/\.metadata$")
-_RNG = re.compile(r"rng_state_(\d+)\.pth$")
-_ZERO = re.compile(r"(?:bf16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_?optim_states\.pt$")
-_ZERO_MODEL = re.compile(r"zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt$")
-_MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt$")
-_EXPERT = re.compile(r"(?:layer_\d+_)?expert_(\d+)_mp_rank_\d+_model_states\.pt$")
-_EXPERT_OPTIMIZER = re.compile(r"expp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")
-_SHARD = re.compile(r"__(\d+)_\d+\.distcp$")
-_LOCAL = re.compile(r"pytorch_model_fsdp(?:_\d+)?_rank(\d+)\.bin$")
-_BY_RANK = (_RNG, _ZERO, _ZERO_MODEL, _EXPERT, _EXPERT_OPTIMIZER, _SHARD, _LOCAL)
-_TENSORS = (".safetensors", ".pt", ".pth", ".bin")
-
-
-class Union(NamedTuple):
-    """A checkpoint, combined from all nodes."""
-
-    layout: str
-    names: Set[str]
-    contents: Mapping[str, Any]  # the content of index files, ``latest`` and ``complete.json``, by name
-    step: int
-    latest_step: Optional[int]  # of the tag that the folder's own ``latest`` names (DeepSpeed's layout)
-
-
-def is_of_one_rank(name: str) -> bool:
-    """Whether each rank writes its own file of this kind."""
-    base = name.rpartition("/")[2]
-    return any(pattern.match(base) for pattern in _BY_RANK)
-
-
-def must_be_equal(name: str) -> bool:
-    """Whether the file must be the same on every node that has it.
-
-    ``trainer_state.json`` and ``training_args.bin`` name the process that wrote them. Text files may differ.
-    """
-    base = name.rpartition("/")[2]
-    return base.endswith(_TENSORS) and base != "training_args.bin" and not is_of_one_rank(name)
-
-
-def readers(names: Iterable[str]) -> Dict[str, int]:
-    """The files that only one rank reads when it resumes, with that rank.
-
-    A ZeRO file's rank is the run's rank only without tensor and pipeline parallelism.
-    """
-    bases = {name: name.rpartition("/")[2] for name in names}
-    patterns = [_RNG]
-    if not any(int(found.group(2)) for found in _matches(_ZERO, bases)):
-        patterns += [_ZERO, _ZERO_MODEL]
-    found = ((name, pattern.match(base)) for name, base in bases.items() for pattern in patterns)
-    return {name: int(match.group(1)) for name, match in found if match}
-
-
-def why_incomplete(union: Union, world_size: int) -> Optional[str]:
-    """The reason why a run of ``world_size`` ranks cannot resume from a checkpoint, or None."""
-    names = union.names
-    if union.layout == OURS:
-        if COMPLETE not in names:
-            return "%s is missing: the save did not finish" % COMPLETE
-        missing = sorted(set(union.contents.get(COMPLETE, ())) - names)  # parts of ranks whose node is missing
-        return "%s is missing, although %s lists it" % (missing[0], COMPLETE) if missing else None
-    for name, shards in union.contents.items():
-        if name.endswith(INDEX):
-            folder = name.rpartition("/")[0]
-            wanted = {"%s/%s" % (folder, shard) if folder else shard for shard in shards}
-            if not wanted <= names:
-                return "%s lists %s, which is missing" % (name, min(wanted - names))
-    if union.layout == DEEPSPEED:
-        if union.latest_step is not None and union.step > union.latest_step:
-            return "the file latest does not name it yet: the save did not finish"
-        return _deepspeed(names, world_size)
-    return _trainer(union, world_size)
-
-
-def _trainer(union: Union, world_size: int) -> Optional[str]:
-    names = union.names
-    if INCOMPLETE in names:
-        return "%s exists: the save did not finish" % INCOMPLETE
-    if STATE not in names:
-        return "%s is missing: the save did not finish" % STATE
-    tags = {name.partition("/")[0] for name in names if name.startswith("global_step") and "/" in name}
-    why = _tagged(union, tags, world_size) if tags or LATEST in names else _states(union, world_size)
-    if why or "rng_state.pth" in names:  # rng_state.pth: saved by one process
-        return why
-    return _ranks("rng_state", {int(found.group(1)) for found in _matches(_RNG, names)}, world_size, at_least=True)
-
-
-def _tagged(union: Union, tags: Set[str], world_size: int) -> Optional[str]:
-    """The Trainer's folder with DeepSpeed's inside."""
-    tag = union.contents.get(LATEST)
-    if not tag:
-        return "the file latest is missing or empty"
-    if tag not in tags:
-        return "the file latest names %s, which is missing" % tag
-    inside = {name.partition("/")[2] for name in union.names if name.startswith(tag + "/")}
-    why = _deepspeed(inside, world_size)
-    if why is None and RECOVERY in union.names and not any(_matches(_ZERO, inside)):
-        # DeepSpeed writes this script only with ZeRO's files; without ZeRO the model states contain the optimizer's.
-        why = "ZeRO's optimizer states are missing"
-    return "%s: %s" % (tag, why) if why else None
-
-
-def _states(union: Union, world_size: int) -> Optional[str]:
-    """The Trainer's folder without DeepSpeed."""
-    names = union.names
-    if not any(map(_WEIGHTS.match, names)) and not any(name.endswith(INDEX) for name in union.contents):
-        return "it has no weights"
-    if not any(map(_OPTIMIZER.match, names)):
-        return "it has no optimizer state (save_only_model?)"
-    if "scheduler.pt" not in names:
-        return "scheduler.pt is missing"
-    return _shards(names, world_size)
-
-
-def _shards(names: Set[str], world_size: int) -> Optional[str]:
-    for folder in {name.rpartition("/")[0] for name in names if name.endswith(".distcp")}:
-        inside = {name for name in names if name.rpartition("/")[0] == folder}
-        if folder + "/.metadata" not in inside:
-            return "%s/.metadata is missing: the save did not finish" % folder
-        why = _ranks(folder, {int(found.group(1)) for found in _matches(_SHARD, inside)}, world_size)
-        if why:
-            return why
-    return None
-
-
-def _deepspeed(names: Set[str], world_size: int) -> Optional[str]:
-    """The files of one tag, by their names in its folder."""
-    zero = [(int(found.group(1)), int(found.group(2))) for found in _matches(_ZERO, names)]
-    weights = [(int(found.group(1)), int(found.group(2))) for found in _matches(_ZERO_MODEL, names)]
-    models = {int(found.group(1)) for found in _matches(_MODEL, names)}
-    if not weights and not models:
-        return "it has no model states"
-    if weights and set(weights) != set(zero):
-        lacking = min(set(weights) ^ set(zero))
-        return "rank %d has only one of model states and optimizer states" % lacking[0]
-    if zero:
-        parallel = {model for _, model in zero}
-        data = {rank for rank, _ in zero}
-        if len(set(zero)) != len(data) * len(parallel):
-            return "optimizer states of some ranks are missing"
-        why = _ranks("model parallel", parallel, len(parallel)) or (
-            _ranks("ZeRO", data, world_size if len(parallel) == 1 else len(data))
-        )
-        if why:
-            return why
-    for what, found in (
-        ("model states", models),
-        ("experts", {int(one.group(1)) for one in _matches(_EXPERT, names)}),
-        ("experts' optimizer states", {int(one.group(1)) for one in _matches(_EXPERT_OPTIMIZER, names)}),
-    ):
-        why = _ranks(what, found, len(found))
-        if why:
-            return why
-    return None
-
-
-def _matches(pattern: Any, names: Iterable[str]) -> Any:
-    found = (pattern.match(name.rpartition("/")[2]) for name in names)
-    return [match for match in found if match]
-
-
-def _ranks(what: str, found: Set[int], wanted: int, at_least: bool = False) -> Optional[str]:
-    """The reason why these are not the ranks 0 to ``wanted`` - 1 (``at_least``: or more without a gap), or None."""
-    count = max(found, default=-1) + 1
-    if count > MOST:
-        return "%s: a file name has a rank that no run can have" % what
-    gaps = sorted(set(range(max(count, wanted))) - found)
-    if gaps:
-        return "%s of rank %s missing" % (what, ", ".join(map(str, gaps[:5])))
-    if count > wanted and not at_least:
-        return "%s: it was saved by %d ranks, this run has %d" % (what, count, wanted)
-    return None
+def _aside(offers: Mapping[int, Mapping[str, Any]], names: List[str], chosen: Optional[str]) -> Optional[Aside]:
+    """What must be moved, with the pointers to it: they name the chosen checkpoint if it is in their folder."""
+    if not names:
+        return None
+    moved = set(names)
+    number = 1 + max(int(each.get("kept", 0)) for each in offers.values())
+    pointers: Dict[str, str] = {}
+    for pointer in (pointer for each in offers.values() for pointer in each.get("pointers", ())):
+        folder, slash, _ = pointer["name"].rpartition("/")
+        if folder + slash + pointer["tag"] not in moved:
+            continue
+        if chosen is not None and pointer["file"] and chosen.rpartition("/")[0] == folder:
+            pointers[pointer["name"]] = chosen.rpartition("/")[2]
+        elif pointer["name"] not in moved:
+            moved.add(pointer["name"])
+            names.append(pointer["name"])
+    return Aside(number, names, pointers)

@@ -9,7 +9,8 @@ from typing import Any, Callable
 
 CHECKPOINTS = 16  # of one node
 FILES = 200_000  # of one checkpoint
-LAYOUTS = ("trainer", "deepspeed", "clusterctl")
+OTHERS = 1000  # names of other checkpoints
+POINTERS = 16
 _NUMBER = 1 << 62  # bytes, or nanoseconds since the epoch
 _NAME = 4096  # characters
 
@@ -20,9 +21,10 @@ def problem(offer: Any) -> str:
         return "is not an object"
     if "ranks" in offer and not _list_of(offer["ranks"], number, 2, 2):
         return "has invalid ranks"
-    latest = offer.get("latest", {})
-    if not isinstance(latest, dict) or (latest and not (text(latest.get("tag")) and _file(latest.get("file")))):
+    if not _list_of(offer.get("pointers", []), _pointer, 0, POINTERS):
         return "has an invalid file latest"
+    if not _list_of(offer.get("others", []), file_name, 0, OTHERS) or not number(offer.get("kept", 0)):
+        return "has invalid names of other checkpoints"
     checkpoints = offer.get("checkpoints", [])
     if not _list_of(checkpoints, _checkpoint, 0, CHECKPOINTS):
         return "has invalid checkpoints"
@@ -44,11 +46,6 @@ def file_name(value: Any) -> bool:
     return text(value) and "\0" not in value and not {"", ".", ".."} & set(value.split("/"))
 
 
-def folder_name(value: Any) -> bool:
-    """Whether the value is the name of a folder in a folder."""
-    return file_name(value) and "/" not in value
-
-
 def _list_of(value: Any, check: Callable[[Any], bool], least: int, most: int) -> bool:
     return isinstance(value, (list, tuple)) and least <= len(value) <= most and all(map(check, value))
 
@@ -60,12 +57,20 @@ def _file(value: Any) -> bool:
     return number(size) and number(mtime) and text(mark) and (torn is None or text(torn))
 
 
+def _pointer(value: Any) -> bool:
+    if not isinstance(value, dict) or not file_name(value.get("name")) or not text(value.get("tag")):
+        return False
+    return value.get("file") is None or _file(value["file"])
+
+
 def _content(name: Any, value: Any) -> bool:
     return text(value) if name == "latest" else text(name) and _list_of(value, text, 0, FILES)
 
 
 def _checkpoint(value: Any) -> bool:
-    if not isinstance(value, dict) or not folder_name(value.get("name")) or value.get("layout") not in LAYOUTS:
+    if not isinstance(value, dict) or not file_name(value.get("name")) or not isinstance(value.get("single"), bool):
+        return False
+    if not (value.get("step") is None or number(value["step"])):
         return False
     files, says = value.get("files"), value.get("says")
     return (

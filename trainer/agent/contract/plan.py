@@ -7,6 +7,7 @@ version, a key or a value that it does not know, and names it.
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type
 
 from .untrusted import UntrustedError, parse_object
@@ -16,6 +17,9 @@ LIMIT = 16 << 20  # bytes of a plan; the environment and the arguments of a comm
 BACKOFF_LIMIT = 60.0  # seconds
 PORT = "{port}"  # in ``argv``: the port of the attempt
 CHECKPOINT = "{checkpoint}"  # in ``resume``: the path of the checkpoint that the attempt starts from
+# The same path in parts, for programs that want them separately: its folder, its name there (DeepSpeed's tag), its step.
+PLACES = (CHECKPOINT, "{folder}", "{name}", "{tag}", "{step}")
+_PLACE = re.compile("|".join(map(re.escape, PLACES)))
 _RANKS = 1 << 20
 _LONG = 1e9  # seconds
 
@@ -47,13 +51,30 @@ class Resume(NamedTuple):
 
     Attributes:
         output: the folder of the checkpoints.
-        argv: arguments to add for a checkpoint; ``{checkpoint}`` in them is its path.
+        argv: arguments to add for a checkpoint; the words of ``PLACES`` in them are replaced.
         env: variables to add, in the same way.
     """
 
     output: str
     argv: Tuple[str, ...] = ()
     env: Dict[str, str] = {}  # noqa: RUF012 - never changed
+
+    def filled(self, checkpoint: str, step: Optional[int]) -> "Resume":
+        """The arguments and variables for a checkpoint, given by its absolute path and its step.
+
+        Raises:
+            ValueError: they need the step, and the checkpoint has none.
+        """
+        folder, _, name = checkpoint.rpartition("/")
+        values = dict(zip(PLACES, (checkpoint, folder, name, name, "" if step is None else str(step))))
+        words = (*self.argv, *self.env.values())
+        if step is None and any("{step}" in word for word in words):
+            raise ValueError("%s has no step in its name, and the arguments to resume need {step}" % checkpoint)
+
+        def fill(word: str) -> str:
+            return _PLACE.sub(lambda found: values[found.group()], word)
+
+        return Resume(self.output, tuple(map(fill, self.argv)), {key: fill(word) for key, word in self.env.items()})
 
 
 class Hang(NamedTuple):

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from ..contract.plan import CHECKPOINT, PORT, Plan
+from ..contract.plan import PORT, Plan
 from ..hangs import Hangs, Watch
 from ..metrics import Metrics
 from ..processes import NODE, RUN, describe_status, die_with_parent, reap, send, signal_of, stat_of
@@ -315,16 +315,22 @@ def environment(plan: Plan, env: Dict[str, str], inherited: Dict[str, str]) -> D
     return {**clean, **env, RUN: plan.run, NODE: plan.node}
 
 
-def for_attempt(plan: NodePlan, port: Optional[int], checkpoint: Optional[str]) -> Tuple[List[str], Dict[str, str]]:
-    """The arguments and variables of one attempt, with its port and its checkpoint."""
+def for_attempt(plan: NodePlan, decision: Dict[str, Any]) -> Tuple[List[str], Dict[str, str]]:
+    """The arguments and variables of one attempt, with its port and its checkpoint.
+
+    Raises:
+        ValueError: the program needs the checkpoint's step, and it has none.
+    """
     argv, env = list(plan.data.argv), dict(plan.data.env)
+    port, checkpoint = decision.get("port"), decision.get("checkpoint")
     if port is not None:
         argv = [str(port) if word == PORT else word for word in argv]
         env["MASTER_PORT"] = str(port)
     if checkpoint is not None and plan.data.resume is not None:
         path = str(plan.folder / plan.data.resume.output / checkpoint)
-        argv += [word.replace(CHECKPOINT, path) for word in plan.data.resume.argv]
-        env.update({name: value.replace(CHECKPOINT, path) for name, value in plan.data.resume.env.items()})
+        resume = plan.data.resume.filled(path, decision.get("step"))
+        argv += resume.argv
+        env.update(resume.env)
     return argv, env
 
 
@@ -342,7 +348,7 @@ def start_command(plan: NodePlan, decision: Dict[str, Any], group: Group) -> Com
 
     Args:
         plan: the plan.
-        decision: rank 0's decision on the attempt: its ``port`` and ``checkpoint``.
+        decision: rank 0's decision on the attempt: its ``port``, ``checkpoint`` and ``step``.
         group: the cgroup that the processes enter.
 
     Raises:
@@ -351,7 +357,7 @@ def start_command(plan: NodePlan, decision: Dict[str, Any], group: Group) -> Com
     for folder in plan.data.private:
         make_private(Path(folder))
     plan.rank_logs.mkdir(parents=True, exist_ok=True)
-    argv, variables = for_attempt(plan, decision.get("port"), decision.get("checkpoint"))
+    argv, variables = for_attempt(plan, decision)
     env = environment(plan.data, variables, dict(os.environ))
     prepare: List[Callable[[], None]] = [group.preexec(), die_with_parent()]
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional
 
 from ..contract import offers as checkpoint_offers
-from ..contract.offers import file_name, folder_name, number, text
+from ..contract.offers import file_name, number, text
 from ..link import LinkError
 from ..run_files import NodePlan
 
@@ -80,9 +80,10 @@ def offer_start(plan: NodePlan, resume: bool) -> Dict[str, Any]:
 def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> Dict[str, Any]:
     """Rank 0's decision before attempt ``number``.
 
-    It has ``checkpoint`` (a name, or null), ``port``, ``world_size``, ``copy`` (the files of the checkpoint that each
-    rank lacks) and ``refused`` (newer checkpoints that are not used, with reasons). When the attempt cannot start, it
-    has ``error`` and the ``node``.
+    It has ``checkpoint`` (a path below the output folder, or null), its ``step``, ``port``, ``world_size``, ``copy``
+    (the files of the checkpoint that each rank lacks), ``refused`` (newer checkpoints that are not used, with reasons)
+    and ``aside`` (the checkpoints that the nodes move, see ``selection.Aside``). When the attempt cannot start, it has
+    ``error`` and the ``node``.
     """
     _check(plan, offers)
     world_size = sum(offer["processes"] for offer in offers.values())
@@ -99,13 +100,17 @@ def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> D
 
     choice = selection.newest(offers, world_size)
     refused = ["%s: %s" % each for each in choice.refused]
+    if choice.error is not None:
+        return dict(decision, error="%s: %s" % (plan.output, choice.error), node=plan.node)
+    aside = choice.aside and choice.aside._asdict()
     if choice.name is not None:
-        return dict(decision, checkpoint=choice.name, copy=choice.copy, refused=refused)
+        found = {"checkpoint": choice.name, "step": choice.step, "copy": choice.copy}
+        return dict(decision, refused=refused, aside=aside, **found)
     if number == 1 and not plan.data.none_ok:
         why = "; ".join(refused) or "there are no checkpoints"
         text = "no complete checkpoint in %s to resume from: %s" % (plan.output, why)
         return dict(decision, error=text, node=plan.node)
-    return dict(decision, refused=refused)
+    return dict(decision, refused=refused, aside=aside)
 
 
 def offer_end(plan: NodePlan, outcome: Dict[str, Any]) -> Dict[str, Any]:
@@ -121,20 +126,26 @@ def decide_end(plan: NodePlan, offers: Offers, first: Optional[Dict[str, Any]], 
         if not _outcome(offer.get("outcome")) or checkpoint_offers.problem(offer.get("before") or {}):
             raise LinkError("%s did not report how the attempt ended there" % _name(plan, rank))
     verdict = judge({rank: offer["outcome"] for rank, offer in offers.items()}, first, more=more)
-    return dict(verdict, saved=saved_step(offers) if verdict["state"] == STOPPED else None)
+    return dict(verdict, saved=saved_step(offers, verdict["step"]) if verdict["state"] == STOPPED else None)
 
 
-def saved_step(offers: Offers) -> Optional[int]:
-    """The step of the newest complete checkpoint, if it was written after the stop request; else None."""
+def saved_step(offers: Offers, last: Optional[int] = None) -> Optional[int]:
+    """The step of the newest complete checkpoint, if it was written after the stop request; else None.
+
+    ``last`` is the last step of the run: that of a checkpoint without a number.
+    """
     world_size = sum(offer["processes"] for offer in offers.values())
     before = {rank: offer["before"] for rank, offer in offers.items() if offer.get("before") is not None}
     if not before:
         return None
     from ..checkpoints import selection  # noqa: PLC0415
 
-    step = selection.newest(offers, world_size).step
-    earlier = selection.newest(before, world_size).step
-    return step if step is not None and (earlier is None or step > earlier) else None
+    now, earlier = selection.newest(offers, world_size), selection.newest(before, world_size)
+    if now.name is None or (now.name == earlier.name and now.time <= earlier.time):
+        return None
+    if now.step is None:
+        return last
+    return now.step if earlier.step is None or now.step > earlier.step else None
 
 
 def before_saving(plan: NodePlan) -> Dict[str, Any]:
@@ -199,12 +210,14 @@ def check_start(plan: NodePlan, decision: Dict[str, Any]) -> Dict[str, Any]:
         return decision
     name, port, copies = decision.get("checkpoint"), decision.get("port"), decision.get("copy") or {}
     wrong = (
-        not (name is None or folder_name(name))
+        not (name is None or file_name(name))
+        or not (decision.get("step") is None or number(decision["step"]))
         or not (port is None or (number(port) and 0 < port < 1 << 16))
         or not (number(decision.get("world_size")) and decision["world_size"] < MOST)
         or not isinstance(copies, dict)
         or not all(isinstance(each, list) and all(map(_copy, each)) for each in copies.values())
         or not isinstance(decision.get("refused", []), list)
+        or not _aside(decision.get("aside"))
     )
     if wrong:
         raise LinkError("%s (rank 0) sent an invalid decision" % _name(plan, 0))
@@ -213,6 +226,20 @@ def check_start(plan: NodePlan, decision: Dict[str, Any]) -> Dict[str, Any]:
 
 def _copy(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 3 and file_name(value[0]) and all(map(number, value[1:]))
+
+
+def _aside(value: Any) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, dict) or not number(value.get("number")):
+        return False
+    names, pointers = value.get("names"), value.get("pointers")
+    return (
+        isinstance(names, list)
+        and all(map(file_name, names))
+        and isinstance(pointers, dict)
+        and all(file_name(name) and text(tag) for name, tag in pointers.items())
+    )
 
 
 def check_end(plan: NodePlan, decision: Dict[str, Any]) -> Dict[str, Any]:

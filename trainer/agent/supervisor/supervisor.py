@@ -8,6 +8,7 @@ reason. Agents that can no longer meet decide alone.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any, Dict, Optional
 
 from ..link import CopyError, LinkError
@@ -105,7 +106,7 @@ class Supervisor:
         """Meet, and copy the files of the checkpoint that this node lacks.
 
         Raises:
-            LinkError, CopyError, OSError: the attempt cannot start.
+            LinkError, CopyError, AsideError, OSError: the attempt cannot start.
         """
         plan = self._plan
         resume = plan.data.resuming or number > 1
@@ -120,7 +121,9 @@ class Supervisor:
         check_start(plan, decision)
         for text in decision.get("refused", ()) if plan.rank == 0 else ():
             self._events.emit("notice", text="checkpoint skipped: %s" % text)
-        copies = decision.get("copy") or {}
+        copies, aside = decision.get("copy") or {}, decision.get("aside")
+        if aside and plan.output is not None:
+            self._move_aside(plan.output, aside)
         if copies:
             mine = [tuple(each) for each in copies.get(str(plan.rank), [])]
             if mine and plan.output is not None:
@@ -128,8 +131,24 @@ class Supervisor:
                 text = "copying %d files of %s" % (len(mine), decision["checkpoint"])
                 self._events.emit("notice", level="info", text=text)
                 self._link.fetch(mine, going)
+        if copies or aside:  # no program may start before all nodes are ready: they may share the folder
             self._link.meet({}, lambda _: {}, FOREVER, going)
         return decision
+
+    def _move_aside(self, output: Path, aside: Dict[str, Any]) -> None:
+        """Move checkpoints that cannot be used, so that the program does not write over them.
+
+        Raises:
+            AsideError: that failed.
+        """
+        from ..checkpoints.aside import folder_of, move  # noqa: PLC0415 - rare
+
+        kept = output / folder_of(aside["number"])
+        if move(output, aside["number"], aside["names"], aside["pointers"]) or kept.is_dir():
+            self._state.set(kept=str(kept))
+            names = ", ".join(aside["names"][:5]) + (", …" if len(aside["names"]) > 5 else "")
+            if self._plan.rank == 0:
+                self._events.emit("notice", text="moved aside, so that nothing writes over it: %s, to %s" % (names, kept))
 
     def _judge(self, outcome: Dict[str, Any]) -> Dict[str, Any]:
         """Decide the outcome of the attempt with all agents."""
