@@ -25,7 +25,7 @@ from provision.masking import secret_option
 from provision.registry import load_module, module_names
 from provision.run import LIMIT, Job, Launch, RunFiles, RunSpec, code, world_size
 from provision.run.job import of_module, of_target, override
-from provision.typed import Typed, to_slashes, unwrap
+from provision.typed import to_slashes, unwrap
 from trainer.agent.contract.plan import Plan
 
 __all__ = [
@@ -163,7 +163,7 @@ def _typed(words: Sequence[str]) -> Job:
     Raises:
         UsageError: it is neither, or nothing follows the variables.
     """
-    typed = unwrap(words, _is_known, os.environ) or Typed(tuple(words))
+    typed = unwrap(words, _is_known, os.environ)
     plain, changed = to_slashes(typed.words, always=typed.windows)
     job = _command(plain) or of_target(plain[0], plain[1:])
     job = replace(job, notices=(*job.notices, *typed.notices, *changed))

@@ -179,19 +179,19 @@ class _Machine:
         if running is False or self.ended or not simple.words:
             return
         words = simple.words
-        if words[0] in ("exit", "return") or words[:2] == ("exit", "/b"):
-            if running and self.found is None:
-                self.ended = simple.line
-            return
-        if words[0].lower() in ("echo", "printf", "print", "write-host"):
+        if words[0] in ("exit", "return"):
+            self.ended = simple.line if running and self.found is None else 0
+        elif words[0].lower() in ("echo", "printf", "print", "write-host"):
             self.said = " ".join(words[1:]).replace(UNKNOWN, "?")[:200]
-            return
-        if running is None:
-            if not self.harmless(words):
-                raise NotUnderstoodError(
-                    f"line {simple.line}: `{_text(words)}` depends on a condition that only the running script knows"
-                )
-            return
+        elif running:
+            self._start(simple)
+        elif not self.harmless(words):
+            raise NotUnderstoodError(
+                f"line {simple.line}: `{_text(words)}` depends on a condition that only the running script knows"
+            )
+
+    def _start(self, simple: Simple) -> None:
+        """A command that is run."""
         try:
             found = self.follow(simple)
         except NotUnderstoodError as error:
@@ -231,9 +231,10 @@ def _either(one: bool | None, two: bool | None) -> bool | None:
 
 
 def _shell(program: Program, machine: _Machine) -> None:
+    """A script of a POSIX shell or bash."""
     scanner = Scanner(program.text, machine.values)
-    before: tuple[str, bool | None] = (";", True)  # the operator in front, and whether the command before succeeded
-    line = 1
+    operator = ";"  # in front of the command
+    succeeded: bool | None = True  # whether the command before it succeeded; None: unknown
     while True:
         try:
             simple = scanner.next()
@@ -241,47 +242,57 @@ def _shell(program: Program, machine: _Machine) -> None:
             raise NotUnderstoodError(f"line {scanner.line}: {error}") from None
         if simple is None:
             return
-        line = simple.line
-        words = list(simple.words)
-        while words and words[0] in ("then", "else", "{", "do", "fi", "}", "if", "elif"):
-            word = words.pop(0)
-            if word == "else":
-                machine.other(True, line)
-            elif word == "fi":
-                machine.close(line)
-            elif word in ("if", "elif"):
-                condition = _condition(words)
-                if word == "if":
-                    machine.open(condition)
-                else:
-                    machine.other(condition, line)
-                words = []
-            before = (";", True) if word in ("then", "else") else before
-        if words and words[0] in _LOOPS:
-            raise NotUnderstoodError(f"line {line}: `{words[0]}`, a loop or a choice,")
-        if not words:
-            before = (simple.after, before[1])
-            continue
-        certain = True if before[0] not in ("&&", "||") else before[1] if before[0] == "&&" else _negated(before[1])
-        rest = Simple(tuple(words), line, simple.after, simple.redirects)
-        pairs = [assignment(word) for word in words]
-        if all(pairs):
-            if certain is None:
-                raise NotUnderstoodError(f"line {line}: `{_text(words)}` depends on a condition")
-            for pair in pairs:
-                if certain and pair is not None:
-                    machine.assign(*pair, line)
-            before = (simple.after, True)
-        elif words[0] in ("[", "[[", "test", "!"):
-            before = (simple.after, _both(certain, _condition(words)))
-        else:
-            piped = before[0] in ("|", "|&")
-            if words[0] in ("export", "declare", "readonly", "local") and machine.running() and certain:
-                _export(words, machine, line, rest)
-            elif not piped:
-                machine.run(rest, certain=certain)
-            unknown = words[0] in ("command", "which", "type", "grep", "python", "python3", "nvidia-smi", "hash", "ls")
-            before = (simple.after, None if unknown and machine.found is None else True)
+        certain = True if operator not in ("&&", "||") else succeeded if operator == "&&" else _negated(succeeded)
+        words = _control(simple, machine, certain)
+        if words and certain is not False:
+            rest = Simple(tuple(words), simple.line, simple.after, simple.redirects)
+            succeeded = _command(rest, machine, certain, piped=operator in ("|", "|&"))
+        operator = simple.after
+
+
+def _control(simple: Simple, machine: _Machine, certain: bool | None) -> list[str]:
+    """Follow ``if``, ``then``, ``else``, ``fi`` and braces. Returns the command that is left.
+
+    ``certain``: whether the command is run, as far as its own line says.
+    """
+    words = list(simple.words)
+    while words and words[0] in ("then", "else", "{", "}", "fi", "if", "elif"):
+        word = words.pop(0)
+        if word == "else":
+            machine.other(True, simple.line)
+        elif word == "{":
+            machine.open(certain)
+        elif word in ("fi", "}"):
+            machine.close(simple.line)
+        elif word == "if":
+            machine.open(_condition(words))
+            return []
+        elif word == "elif":
+            machine.other(_condition(words), simple.line)
+            return []
+    if words and words[0] in _LOOPS:
+        raise NotUnderstoodError(f"line {simple.line}: `{words[0]}`, a loop or a choice,")
+    return words
+
+
+def _command(simple: Simple, machine: _Machine, certain: bool | None, *, piped: bool) -> bool | None:
+    """Follow a simple command. Returns whether it succeeds; None if only the running script knows."""
+    words = simple.words
+    pairs = [pair for pair in map(assignment, words) if pair is not None]
+    if len(pairs) == len(words):
+        if certain is None:
+            raise NotUnderstoodError(f"line {simple.line}: `{_text(words)}` depends on a condition")
+        for name, value in pairs:
+            machine.assign(name, value, simple.line)
+        return True
+    if words[0] in ("[", "[[", "test", "!"):
+        return _both(certain, _condition(words))
+    if words[0] in ("export", "declare", "readonly", "local") and machine.running() and certain:
+        _export(words, machine, simple.line, simple)
+    elif not piped:
+        machine.run(simple, certain=certain)
+    checks = ("command", "which", "type", "grep", "python", "python3", "nvidia-smi", "hash", "ls")
+    return None if words[0] in checks and machine.found is None else True
 
 
 def _export(words: Sequence[str], machine: _Machine, line: int, simple: Simple) -> None:
@@ -344,7 +355,8 @@ def _test(words: Sequence[str]) -> bool | None:
 
 _PERCENT = re.compile(r"%(?:(\*)|~?(?:[dpnxfs]*)([0-9])|([A-Za-z_]\w*)%)", re.ASCII)
 _IF = re.compile(
-    r"(?i)if\s+(?:/i\s+)?(not\s+)?(?:(exist|defined|errorlevel)\s+(\"[^\"]*\"|\S+)|(\"[^\"]*\"|\S+?)\s*==\s*(\"[^\"]*\"|\S+))\s*(.*)"
+    r"""(?ix) if \s+ (?:/i\s+)? (not\s+)?
+    (?: (exist|defined|errorlevel) \s+ ("[^"]*"|\S+) | ("[^"]*"|\S+?) \s* == \s* ("[^"]*"|\S+) ) \s* (.*)"""
 )
 
 
@@ -394,15 +406,19 @@ def _batch_line(machine: _Machine, line: int, text: str) -> None:
     if found := _IF.fullmatch(text):
         _batch_if(machine, line, found)
         return
+    for part in re.split(r"\s*&&?\s*", text):
+        _batch_command(machine, line, part)
+
+
+def _batch_command(machine: _Machine, line: int, text: str) -> None:
     if found := re.fullmatch(r"(?i)set\s+(?:/[ap]\s+)?\"?([^=\"]+)=(.*?)\"?", text):
         value = UNKNOWN if re.match(r"(?i)set\s+/[ap]", text) else _percent(found[2], machine.values)
         machine.assign(found[1].strip(), value, line)
         return
-    for part in re.split(r"\s*&&?\s*", _percent(text, machine.values)):
-        words = _words(part)
-        if words and words[0].lower() == "call" and len(words) > 1:
-            words = words if words[1].lower().endswith(("activate", "activate.bat", "conda")) else words[1:]
-        machine.run(Simple(tuple(words), line, ";"))
+    words = _words(_percent(text, machine.values))
+    if words[:1] == ["call"] and not " ".join(words[1:2]).lower().endswith(("activate", "activate.bat", "conda")):
+        words = words[1:]
+    machine.run(Simple(tuple(words), line, ";"))
 
 
 def _batch_if(machine: _Machine, line: int, found: re.Match[str]) -> None:
@@ -460,19 +476,24 @@ def _power(program: Program, machine: _Machine) -> None:
                 default = _plain(parameter[2] or "", machine.values)
                 machine.values.variables[parameter[1]] = given[0] if given else default
         text = text[: found.start()] + "\n" * found[0].count("\n") + text[found.end() :]
-    for line, row in _joined(text, "`"):
-        if not row or row.startswith("#"):
-            continue
-        if re.match(r"(?i)(foreach|for|while|do|if|switch|function|try)\b", row):
-            raise NotUnderstoodError(f"line {line}: `{shown(row[:60])}`, a loop or a choice,")
-        if found := _ASSIGNED.fullmatch(row):
-            value = _plain(found["value"], machine.values)
-            machine.assign(found["name"], value, line)
-            if found["env"]:
-                machine.run(Simple(("export", f"{found['name']}={value}"), line, ";"))
-            continue
-        words = [_plain(word, machine.values) for word in re.findall(r"(?:[^\s\"']|\"[^\"]*\"|'[^']*')+", row)]
-        machine.run(Simple(tuple(words[1:] if words[:1] == ["&"] else words), line, ";"))
+    for line, joined in _joined(text, "`"):
+        for row in filter(None, re.split(r"\s*;\s*", joined)):
+            _power_row(machine, line, row)
+
+
+def _power_row(machine: _Machine, line: int, row: str) -> None:
+    if row.startswith("#"):
+        return
+    if re.match(r"(?i)(foreach|for|while|do|if|switch|function|try)\b", row):
+        raise NotUnderstoodError(f"line {line}: `{shown(row[:60])}`, a loop or a choice,")
+    if found := _ASSIGNED.fullmatch(row):
+        value = _plain(found["value"], machine.values)
+        machine.assign(found["name"], value, line)
+        if found["env"]:
+            machine.run(Simple(("export", f"{found['name']}={value}"), line, ";"))
+        return
+    words = [_plain(word, machine.values) for word in re.findall(r"(?:[^\s\"']|\"[^\"]*\"|'[^']*')+", row)]
+    machine.run(Simple(tuple(words[1:] if words[:1] == ["&"] else words), line, ";"))
 
 
 def _plain(text: str, values: Values) -> str:

@@ -1,34 +1,18 @@
 """Splits a shell's command line into simple commands, and expands the variables of a launch script.
 
 Follows the POSIX shell's quoting (2.2 "Quoting", 2.6.2 "Parameter Expansion"). Nothing is run: a value that only a
-running shell would know, such as ``$(hostname)``, is marked with ``UNKNOWN``, and a command that contains it is refused.
+running shell knows, such as ``$(hostname)``, is marked with ``UNKNOWN``, and a command that contains it is refused.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-UNKNOWN = "\0"  # in a word: its value is not known here. No argument can contain it
-CONTROL = (
-    "if",
-    "then",
-    "elif",
-    "else",
-    "fi",
-    "for",
-    "while",
-    "until",
-    "do",
-    "done",
-    "case",
-    "esac",
-    "function",
-    "{",
-    "}",
-)
+UNKNOWN = "\U0010fffd"  # in a word: its value is not known here. A character for private use
 _OPERATORS = ("&&", "||", ";;", ";", "|&", "|", "&")
+_PREPARE = ("export", "set", "setenv", "source", ".", "conda", "module", "cd")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _REDIRECT = re.compile(r"(\d*)(>>|>&|>\||<<<|<<|<&|<>|>|<|&>>|&>)")
 _PARAMETER = re.compile(r"([A-Za-z_]\w*|[0-9]+|[@*#?$!])(?:(:?[-=+?])(.*))?", re.ASCII | re.DOTALL)
@@ -69,13 +53,17 @@ class Simple:
 class Values:
     """Variables and positional parameters, as far as they are known.
 
-    ``zero`` is the script's path as typed; "" if there is no script. Variables that are not set stay as ``$NAME``
-    outside of scripts: the user's shell has expanded the others already.
+    Attributes:
+        variables: those that the text itself sets.
+        arguments: ``$1`` and the following.
+        zero: the script's path as typed; "" if there is no script.
+        environ: variables of the user's shell.
     """
 
     variables: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
     zero: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
 
     def get(self, name: str) -> str | None:
         """The value of a parameter; None if it is not set."""
@@ -84,22 +72,23 @@ class Values:
             if number == 0:
                 return self.zero or UNKNOWN
             return self.arguments[number - 1] if number <= len(self.arguments) else None
-        special = {"@": " ".join(self.arguments), "*": " ".join(self.arguments), "#": str(len(self.arguments))}
-        if name in special:
-            return special[name]
-        if name in "?$!":
+        if name in ("@", "*"):
+            return " ".join(self.arguments)
+        if name == "#":
+            return str(len(self.arguments))
+        if name in "?$!" or (_LATER.match(name) and name not in self.variables):
             return UNKNOWN
-        return self.variables.get(name, UNKNOWN if self.zero and _LATER.match(name) else None)
+        return self.variables.get(name, self.environ.get(name))
 
 
 class Scanner:
     """Reads simple commands from a text one by one, because an assignment changes how the next ones expand."""
 
-    def __init__(self, text: str, values: Values, *, dollar: str = "$") -> None:
+    def __init__(self, text: str, values: Values) -> None:
         self._text = text.replace("\r\n", "\n")
         self._values = values
-        self._dollar = dollar
         self._at = 0
+        self._assigns = False  # NAME=VALUE at this place is an assignment: its value is not split
         self._line = 1
 
     @property
@@ -140,9 +129,12 @@ class Scanner:
                 self._advance(len(operator))
                 return Simple(tuple(words), start, operator, tuple(redirects), tuple(quoted))
             if rest[0] in "()":
+                if words[:1] == ["case"]:
+                    raise NotUnderstoodError("`case`, a loop or a choice,")
                 if words and rest.startswith("()"):
                     raise NotUnderstoodError(f"the function {words[-1]}")
                 raise NotUnderstoodError("a group in parentheses")
+            self._assigns = all(map(assignment, words)) or words[0] in ("export", "declare", "readonly", "local")
             found, any_quoted = self._word()
             words += found
             quoted += [any_quoted] * len(found)
@@ -179,42 +171,51 @@ class Scanner:
         """A word, expanded. An unquoted ``$X`` may become several words or none."""
         parts: list[str] = [""]
         quoted = False
-        while self._at < len(self._text):
-            char = self._text[self._at]
-            if char in " \t\r\n;|&()<>":
-                break
-            if char == "\\":
-                if self._text.startswith("\\\n", self._at):
-                    self._advance(2)
-                    continue
-                parts[-1] += self._text[self._at + 1 : self._at + 2]
-                quoted = True
-                self._advance(2)
-            elif char == "'":
-                end = self._text.find("'", self._at + 1)
-                if end < 0:
-                    raise NotUnderstoodError("a quote that is not closed")
-                parts[-1] += self._text[self._at + 1 : end]
-                quoted = True
-                self._advance(end + 1 - self._at)
-            elif char == '"':
-                self._double(parts)
-                quoted = True
-            elif char in (self._dollar, "`"):
-                value = self._expansion()
-                pieces = value.split()
-                if pieces and value[:1].isspace() and parts[-1]:
-                    parts.append("")
-                for number, piece in enumerate(pieces):
-                    parts[-1] += piece
-                    if number + 1 < len(pieces):
-                        parts.append("")
+        while self._at < len(self._text) and (char := self._text[self._at]) not in " \t\r\n;|&<>)":
+            if char == "(":
+                if not re.fullmatch(r"[A-Za-z_]\w*\+?=", parts[-1], re.ASCII):
+                    break
+                self._command()  # an array
+                parts[-1] += UNKNOWN
+            elif char in "\\'\"":
+                quoted = self._quoted(char, parts) or quoted
+            elif char in "$`":
+                self._split(parts)
             else:
                 parts[-1] += char
                 self._advance(1)
-        if not quoted:
-            parts = [part for part in parts if part]
-        return parts, quoted
+        return ([part for part in parts if part] if not quoted else parts), quoted
+
+    def _quoted(self, char: str, parts: list[str]) -> bool:
+        """A quoted part of a word. False for a continued line, which quotes nothing."""
+        if char == '"':
+            self._double(parts)
+        elif char == "'":
+            end = self._text.find("'", self._at + 1)
+            if end < 0:
+                raise NotUnderstoodError("a quote that is not closed")
+            parts[-1] += self._text[self._at + 1 : end]
+            self._advance(end + 1 - self._at)
+        else:
+            escaped = self._text[self._at + 1 : self._at + 2]
+            parts[-1] += "" if escaped == "\n" else escaped
+            self._advance(2)
+            return escaped != "\n"
+        return True
+
+    def _split(self, parts: list[str]) -> None:
+        """An unquoted expansion: its blanks separate words."""
+        value = self._expansion()
+        if self._assigns and assignment(parts[0]) is not None:
+            parts[-1] += value
+            return
+        pieces = value.split()
+        if pieces and value[:1].isspace() and parts[-1]:
+            parts.append("")
+        for number, piece in enumerate(pieces):
+            parts[-1] += piece
+            if number + 1 < len(pieces):
+                parts.append("")
 
     def _double(self, parts: list[str]) -> None:
         self._advance(1)
@@ -227,7 +228,7 @@ class Scanner:
                 kept = self._text[self._at + 1]
                 parts[-1] += "" if kept == "\n" else kept
                 self._advance(2)
-            elif char in (self._dollar, "`"):
+            elif char in ("$", "`"):
                 if self._text.startswith(("$@", "${@}"), self._at):
                     self._advance(2 if self._text[self._at + 1] == "@" else 4)
                     values = list(self._values.arguments)
@@ -262,13 +263,9 @@ class Scanner:
             return rest[0]
         self._advance(name.end())
         value = self._values.get(name[1])
-        return value if value is not None else self._unset(name[0])
+        return value or ""
 
-    def _unset(self, typed: str) -> str:
-        """An unset variable is empty in a script. Elsewhere, the user's own shell left it in quotes."""
-        return "" if self._values.zero else typed
-
-    def _until(self, closing: str, skip: int, meaning: object) -> str:
+    def _until(self, closing: str, skip: int, meaning: Callable[[str], str]) -> str:
         depth, place = 0, self._at + skip
         while place < len(self._text):
             if self._text.startswith("${", place):
@@ -276,22 +273,23 @@ class Scanner:
             if self._text.startswith(closing, place) and (closing != "}" or depth == 0):
                 inside = self._text[self._at + skip : place]
                 self._advance(place + len(closing) - self._at)
-                return meaning(inside)  # type: ignore[operator, no-any-return]
+                return meaning(inside)
             if closing == "}" and self._text[place] == "}":
                 depth -= 1
             place += 1
         raise NotUnderstoodError(f"a {self._text[self._at : self._at + skip]} that is not closed")
 
     def _command(self) -> str:
-        depth, place = 0, self._at + 1
+        place = self._at + (self._text[self._at] == "$")
+        depth = 0
         while place < len(self._text):
             depth += {"(": 1, ")": -1}.get(self._text[place], 0)
             if depth == 0:
-                inside = self._text[self._at + 2 : place]
+                inside = self._text[self._at : place].lstrip("$(")
                 self._advance(place + 1 - self._at)
                 return self._substituted(inside)
             place += 1
-        raise NotUnderstoodError("a $( that is not closed")
+        raise NotUnderstoodError("a parenthesis that is not closed")
 
     def _substituted(self, command: str) -> str:
         """The output of a command, if it is the script's or the current folder."""
@@ -316,7 +314,7 @@ class Scanner:
         name, operator, word = match[1], match[2], match[3]
         value = self._values.get(name)
         if operator is None:
-            return value if value is not None else self._unset("${" + inside + "}")
+            return value or ""
         missing = value is None or (operator.startswith(":") and value == "")
         if operator.endswith("+"):
             return "" if missing else self._expanded(word)
@@ -342,21 +340,19 @@ def assignment(word: str) -> tuple[str, str] | None:
     return (name, value) if has and _NAME.fullmatch(name) else None
 
 
-def commands(text: str, variables: Mapping[str, str] | None = None) -> list[Simple]:
-    """The simple commands of a command line.
+def commands(text: str, values: Values) -> Iterator[Simple]:
+    """The simple commands of a text one by one. The caller may set ``values`` between them.
 
     Raises:
         NotUnderstoodError: an unclosed quote, a group, a function or a here-document.
     """
-    scanner = Scanner(text, Values(dict(variables or {})))
-    found = []
+    scanner = Scanner(text, values)
     while (simple := scanner.next()) is not None:
-        found.append(simple)
-    return found
+        yield simple
 
 
 def of_words(words: Sequence[str]) -> list[Simple]:
-    """The simple commands of words that a shell has split: quoted operators, and ``A=1;`` with its semicolon."""
+    """The simple commands of words that a shell has split: quoted operators, and ``export A=1;`` with its semicolon."""
     found: list[Simple] = []
     current: list[str] = []
 
@@ -368,7 +364,7 @@ def of_words(words: Sequence[str]) -> list[Simple]:
     for word in words:
         if word in _OPERATORS:
             end(word)
-        elif word.endswith(";") and assignment(word) and not current[1:]:
+        elif word.endswith(";") and (assignment(word) or (current[:1] and current[0] in _PREPARE)):
             current.append(word[:-1])
             end(";")
         else:

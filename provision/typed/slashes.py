@@ -1,4 +1,4 @@
-"""Paths with backslashes, as Windows has them: ``configs\\x.yaml`` becomes ``configs/x.yaml`` if that exists."""
+r"""Paths with backslashes, as Windows has them: ``configs\x.yaml`` becomes ``configs/x.yaml`` if that exists."""
 
 from __future__ import annotations
 
