@@ -96,9 +96,6 @@ def test_a_complete_checkpoint_is_recognised(tmp_path, files, name, layout):
     assert problem(offer(tmp_path, 0, 2)) == ""
 
 
-SINGLE = ("file", "folder")
-
-
 @pytest.mark.parametrize(("files", "name", "layout"), LAYOUTS, ids=IDS)
 def test_a_torn_checkpoint_is_refused_and_kept(tmp_path, files, name, layout):
     """Every file with tensors in turn: the checkpoint is never chosen, and moving it keeps every byte."""
@@ -302,7 +299,7 @@ def test_a_move_that_fails_names_the_command(tmp_path):
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None)
 def test_an_unusable_checkpoint_is_never_written_over(tmp_path_factory, data):
     """Whatever is missing or torn: a name that is not the chosen one, and that is newer, is free for the program."""
     output = tmp_path_factory.mktemp("out")
