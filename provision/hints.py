@@ -35,6 +35,8 @@ WITH_INVENTORY = (
     "resume",
     "rollback",
     "run",
+    "runs list",
+    "runs prune",
     "services apply",
     "services status",
     "services undo",

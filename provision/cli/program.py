@@ -57,6 +57,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {  # by subject: the commands, each wi
     "Training": {
         "train": "train",
         "logs": "logs",
+        "runs": "history",
         "stop": "runs",
         "resume": "train",
         "collect": "logs",
@@ -95,6 +96,12 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "resume": ("clusterctl resume sft", "clusterctl resume sft --exclude gpu03"),
     "rollback": ("clusterctl rollback", "clusterctl rollback --to 773efc33"),
     "run": ("clusterctl run -- nvidia-smi -L", "clusterctl run 'cat /proc/loadavg | cut -c1-4'"),
+    "runs": ("clusterctl runs list --state failed",),
+    "runs list": ("clusterctl runs list --since 7d", "clusterctl runs list --state failed --name sft"),
+    "runs prune": (
+        "clusterctl runs prune --older-than 30d --keep 5 --dry-run",
+        "clusterctl runs prune 20261123-101500-sft-1a2b",
+    ),
     "sandbox": ("clusterctl sandbox up --nodes 3",),
     "sandbox down": ("clusterctl sandbox down",),
     "sandbox list": ("clusterctl sandbox list",),

@@ -61,7 +61,7 @@ def run_lines(runs: Mapping[str, Run], now: float, users: Mapping[str, int | Non
     others = len({run.owner for run in shown}) > 1 or any(_of_another(run, users or {}) for run in shown)
     rows += [_row(run, now, others=others) for run in shown]
     more = len(live) + len(ended) - len(shown)
-    return [*_fitted(rows), *([f"{more} older runs: clusterctl status RUN, or --json"] if more else [])]
+    return [*fitted(rows, _LEAST), *([f"{more} older runs: clusterctl status RUN, or --json"] if more else [])]
 
 
 def run_output(result: RunStatus, now: float) -> Summary:
@@ -220,9 +220,9 @@ def _traffic(sample: Mapping[str, Any]) -> str:
     return f"{size(max(rates))}/s" if rates else "-"
 
 
-def _fitted(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The table without the columns that do not fit."""
-    lines, without = _table(rows), list(_LEAST)
+def fitted(rows: Sequence[Sequence[str]], least: Sequence[str]) -> list[str]:
+    """The table without the columns that do not fit; ``least``: the columns to omit, in this order."""
+    lines, without = _table(rows), [name for name in least if name in rows[0]]
     while without and max(map(len, lines)) > WIDTH:
         index = list(rows[0]).index(without.pop(0))
         rows = [[*row[:index], *row[index + 1 :]] for row in rows]
