@@ -27,6 +27,7 @@ WITH_INVENTORY = (
     "deploy",
     "diagnose",
     "init",
+    "jupyter",
     "logs",
     "metrics",
     "prune",
@@ -43,8 +44,11 @@ WITH_INVENTORY = (
     "services verify",
     "status",
     "stop",
+    "tensorboard",
     "train",
+    "tunnel",
     "verify",
+    "webui",
 )
 SAME = "run the same command again"  # as a hint: the command that was typed
 _INVENTORY = "--inventory"

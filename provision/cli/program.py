@@ -53,6 +53,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {  # by subject: the commands, each wi
         "services": "services",
         "pack-os": "bundles",
         "bench": "bench",
+        "tunnel": "tunnel",
+        "jupyter": "tunnel",
     },
     "Training": {
         "train": "train",
@@ -63,6 +65,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {  # by subject: the commands, each wi
         "collect": "logs",
         "metrics": "logs",
         "diagnose": "logs",
+        "tensorboard": "tunnel",
+        "webui": "tunnel",
     },
     "Planning": {"plan": "plan", "ds-config": "plan"},
     "This machine": {"completion": "completion", "pack-tool": "bundles", "sandbox": "init"},
@@ -84,6 +88,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "clusterctl init --from hostfile",
     ),
     "inspect": ("clusterctl inspect llm.ccb",),
+    "jupyter": ("clusterctl jupyter", "clusterctl jupyter gpu02 --port 8888"),
     "logs": ("clusterctl logs -f", "clusterctl logs sft --node gpu01"),
     "metrics": ("clusterctl metrics sft", "clusterctl metrics train.log"),
     "pack-env": ("clusterctl pack-env llm", "clusterctl pack-env --exclude '*.a' --split 4G"),
@@ -113,12 +118,15 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "services verify": ("clusterctl services verify chrony",),
     "status": ("clusterctl status", "clusterctl status sft"),
     "stop": ("clusterctl stop sft --save",),
+    "tensorboard": ("clusterctl tensorboard sft", "clusterctl tensorboard /data/logs --node gpu02"),
     "train": (
         "clusterctl train --nodes 2 sft.yaml",
         "clusterctl train --nodes 2 --restarts 3 --detach train.py -- --lr 1e-4",
         "clusterctl train --nodes 2 -- torchrun --nproc_per_node 8 train.py",
     ),
+    "tunnel": ("clusterctl tunnel gpu01:8080", "clusterctl tunnel gpu01 -- python -m http.server -b 127.0.0.1 {port}"),
     "verify": ("clusterctl verify --limit gpu01",),
+    "webui": ("clusterctl webui",),
 }
 
 

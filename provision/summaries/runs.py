@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from provision.inventory import fold
 from provision.output_text import Summary, duration, fold_equal, size, span
+from provision.render import words
 
 if TYPE_CHECKING:
     from provision.run.found import Part, Run
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from provision.tasks.collect import Collected
     from provision.tasks.logs import Logs
     from provision.tasks.runs import RunStatus, Stopped
+    from provision.tasks.written import WandbRuns
 
 
 WIDTH = 80  # columns of a table, where the ids and the nodes leave room
@@ -306,6 +308,24 @@ def collect_output(result: Collected) -> Summary:
     if result.fp32:
         lines.append(f"fp32 weights: {result.fp32}")
     return data, "\n".join(lines)
+
+
+def wandb_output(result: WandbRuns) -> Summary:
+    """After ``collect --wandb``: each W&B run, and the command that uploads all."""
+    command = f"wandb sync {words(map(str, result.folders))}" if result.folders else ""
+    data = {
+        "run": result.run,
+        "folders": [str(folder) for folder in result.folders],
+        "files": result.files,
+        "bytes": result.bytes,
+        "already_here": result.there,
+        "sync": command,
+        "failed": dict(result.failed),
+    }
+    here = f", {result.there} were already here" if result.there else ""
+    count = len(result.folders)
+    text = f"run {result.run}: {count} W&B run{'s' * (count != 1)}, {result.files} files ({size(result.bytes)}){here}"
+    return data, "\n".join(filter(None, [text, command and f"to upload, where W&B can be reached:\n{command}"]))
 
 
 def train_output(result: TrainResult) -> Summary:
