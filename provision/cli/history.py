@@ -11,6 +11,7 @@ import click
 
 from provision.cli.cluster import Selection, no_answer, on_nodes
 from provision.cli.options import COUNT, INDEX, importing, number, reporting
+from provision.env.text import number as count
 from provision.errors import InterruptedByUser, NodesFailedError, UsageError
 from provision.hints import again
 from provision.inventory import fold
@@ -179,7 +180,9 @@ def _ask(reporter: Reporter) -> Callable[[Plan, Sequence[Past]], Sequence[Past]]
                 click.echo(line, err=True)
             for runs, what in ((plan.runs, ""), (more, " whose checkpoints are only on the nodes")):
                 total = size(sum(past.size for past in runs))
-                if runs and click.confirm(f"Remove {len(runs)} runs{what} ({total})?", default=False, err=True):
+                if runs and click.confirm(
+                    f"Remove {count(len(runs), 'run')}{what} ({total})?", default=False, err=True
+                ):
                     going += runs
         if not going and (plan.runs or more):
             raise InterruptedByUser("nothing was removed")

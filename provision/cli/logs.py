@@ -22,7 +22,7 @@ from provision.output import Reporter
 from provision.output_text import Line, clean, fold_equal
 from provision.run.follow import Entry
 from provision.summaries.metrics import loss_curve, metrics_lines, metrics_output
-from provision.summaries.runs import collect_output, logs_data, wandb_output
+from provision.summaries.runs import collect_output, logs_data, sync_command, wandb_output
 from provision.tasks.logs import Log, Logs, Metrics, Wanted, logs, open_log, read_logs, read_run
 from trainer.bounds import Bound
 from trainer.reader import as_csv
@@ -200,12 +200,14 @@ def collect_command(
     if wandb and (fp32 or only):
         raise UsageError("--wandb copies only W&B runs", hint="omit --only and --fp32, or run both commands")
     with selection.session_or_here(reporter) as session:
-        result: Collected | WandbRuns
-        if wandb:
-            result = collect_wandb(session, run, folder)
-        else:
-            result = collect(session, run, folder, only=only, fp32=fp32)
-    reporter.result(*(wandb_output(result) if isinstance(result, WandbRuns) else collect_output(result)))
+        result: Collected | WandbRuns = (
+            collect_wandb(session, run, folder) if wandb else collect(session, run, folder, only=only, fp32=fp32)
+        )
+    if isinstance(result, WandbRuns):
+        reporter.result(*wandb_output(result))
+        reporter.show([Line(sync_command(result), hang=None)])  # never wrapped: it is pasted
+    else:
+        reporter.result(*collect_output(result))
     if result.failed:
         raise NodesFailedError(
             f"run {result.run} was not copied completely from {len(result.failed)} of its nodes",

@@ -28,7 +28,7 @@ _PORT = NumberType(int, Bound(low=1, high=65535))
 _LOOPBACK = {
     "NO_PROXY": "127.0.0.1,localhost",
     "no_proxy": "127.0.0.1,localhost",
-}  # its own checks must not use a proxy
+}  # for its own checks
 
 
 def _opening(command: Callable[..., None]) -> Callable[..., None]:
@@ -70,9 +70,8 @@ def tunnel_command(
     if words and port == "0" and not any("{port}" in word for word in words):
         raise UsageError("without a port, CMD must contain {port}, which becomes a free one", hint=f"or: {target}:8080")
     with selection.session_or_here(reporter, starts=bool(words)) as session:
-        program = Program(
-            (words,), absent="is the name right? clusterctl run -- ls " + f"{session.inventory.prefix}/bin"
-        )
+        absent = f"is the name right? clusterctl run -- ls {session.inventory.prefix}/bin"
+        program = Program((words,), absent=absent)
         _run(reporter, session, _node(session, name), int(port), program if words else None, local, browse=browse)
 
 

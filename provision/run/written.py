@@ -1,7 +1,7 @@
 """Where a run's program may have written files for TensorBoard and W&B, from its plan. Pure.
 
-W&B's layout (wandb 0.17 to 0.31, ``wandb/sdk/wandb_settings.py``): below ``WANDB_DIR``, by default the working folder, a
-folder ``wandb/offline-run-TIME-ID`` with ``run-ID.wandb``, which ``wandb sync`` uploads.
+W&B's layout (wandb 0.17 to 0.31, ``wandb/sdk/wandb_settings.py``): below ``WANDB_DIR``, by default the working folder,
+a folder ``wandb/offline-run-TIME-ID`` with ``run-ID.wandb``, which ``wandb sync`` uploads.
 """
 
 from __future__ import annotations

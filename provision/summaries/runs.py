@@ -311,21 +311,25 @@ def collect_output(result: Collected) -> Summary:
 
 
 def wandb_output(result: WandbRuns) -> Summary:
-    """After ``collect --wandb``: each W&B run, and the command that uploads all."""
-    command = f"wandb sync {words(map(str, result.folders))}" if result.folders else ""
+    """After ``collect --wandb``; ``sync_command`` is the next line."""
     data = {
         "run": result.run,
         "folders": [str(folder) for folder in result.folders],
         "files": result.files,
         "bytes": result.bytes,
         "already_here": result.there,
-        "sync": command,
+        "sync": sync_command(result),
         "failed": dict(result.failed),
     }
     here = f", {result.there} were already here" if result.there else ""
     count = len(result.folders)
     text = f"run {result.run}: {count} W&B run{'s' * (count != 1)}, {result.files} files ({size(result.bytes)}){here}"
-    return data, "\n".join(filter(None, [text, command and f"to upload, where W&B can be reached:\n{command}"]))
+    return data, f"{text}\nto upload, where W&B can be reached:"
+
+
+def sync_command(result: WandbRuns) -> str:
+    """The command that uploads W&B runs."""
+    return f"wandb sync {words(map(str, result.folders))}"
 
 
 def train_output(result: TrainResult) -> Summary:

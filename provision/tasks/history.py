@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from provision.env.text import number
 from provision.errors import PreflightError
 from provision.model import Node
 from provision.render import render
@@ -208,7 +209,7 @@ def _remove(session: Session, runs: Sequence[Past]) -> dict[str, str]:
 
     outcome = session.work(
         "prune",
-        f"Removing {len(runs)} runs",
+        f"Removing {number(len(runs), 'run')}",
         one,
         state=lambda left: "failed" if left else "done",
         wrong=bool,
