@@ -62,6 +62,7 @@ def tunnel_command(
     with importing():
         from provision.tasks.tunnel import Program  # noqa: PLC0415
 
+    words = words[1:] if words[:1] == ("--",) else words
     name, _, port = target.rpartition(":") if ":" in target else (target, "", "0")
     if not port.isascii() or not port.isdecimal() or not (0 if ":" not in target else 1) <= int(port[:6]) <= 65535:
         raise UsageError(f"{target}: a port is a number from 1 to 65535", hint=f"clusterctl tunnel {name}:8080")

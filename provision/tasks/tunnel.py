@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 PATIENCE = 300.0  # seconds until the program's port must be open: LLaMA Board imports torch from a slow disk
 _BEAT = 15.0  # seconds between signs of life; trainer/serve.py waits for 60
 _ENDING = 20.0  # seconds for the node to end the program: its grace and a margin
+_LOOK = 1.0  # seconds
 _MARK = "@serve "
 _KEPT = 5  # lines of output in an error
 
@@ -127,8 +128,9 @@ def open_tunnel(
     except UsageError:
         raise
     except ClusterctlError as error:
+        what = "the tunnel to {} has ended" if tunnel.is_open else "no tunnel to {}"
         raise NodesFailedError(
-            f"the tunnel to {node.name} ended",
+            what.format(node.name),
             reasons={node.name: str(getattr(error, "reason", error))},
             hint=error.hint or session.again(),
         ) from error
@@ -147,10 +149,17 @@ class _Tunnel:
         self._news: queue.SimpleQueue[str | BaseException | None] = queue.SimpleQueue()
         self._output: deque[str] = deque(maxlen=_KEPT)
         self._warned = threading.Event()
+        self.is_open = False
 
     def watch(self, port: int) -> None:
         """Forward a port on which a program listens already."""
-        self._dial(port).close()
+        try:
+            self._dial(port).close()
+        except PortRefused as error:
+            error.hint = error.hint or (
+                f"start the program there, or with the tunnel: clusterctl tunnel {self._node.name}:{port} -- CMD"
+            )
+            raise
         self._follow("exec cat >/dev/null", b"\n", lambda: self._forwarded(Opened(self._node.name, port, 0)))
 
     def serve(self, port: int, program: Program) -> None:
@@ -229,6 +238,7 @@ class _Tunnel:
     def _forwarded(self, tunnel: Opened) -> None:
         """Forward until the script ends."""
         port = tunnel.port
+        self.is_open = True
         if self._node.is_local and self._listener is None:  # its port is this machine's
             self._opened(Opened(tunnel.node, port, port, tunnel.command, tunnel.path, tunnel.exposed))
             self._wait(tunnel.command)
@@ -246,7 +256,11 @@ class _Tunnel:
 
     def _next(self) -> str | None:
         """The next news of the script; None after its end."""
-        news = self._news.get()
+        while True:
+            # A signal just before the wait does not interrupt it: Python handles it when the wait ends.
+            with suppress(queue.Empty):
+                news = self._news.get(timeout=_LOOK)
+                break
         if isinstance(news, BaseException):
             raise news
         return news

@@ -127,14 +127,14 @@ def _targets(
     listed: Mapping[str, Mapping[str, Mapping[str, RemoteFile]]],
 ) -> dict[str, dict[str, tuple[str, Mapping[str, RemoteFile]]]]:
     """By node and folder there, the folder's name here and its files. A shared folder is fetched from one node."""
-    seen: set[tuple[str, frozenset[tuple[str, RemoteFile]]]] = set()
+    seen: set[tuple[str, frozenset[tuple[str, RemoteFile]]]] = set()  # a path and its files: equal if nodes share it
     wanted: dict[str, dict[str, tuple[str, Mapping[str, RemoteFile]]]] = {}
     for node, runs in listed.items():
         wanted[node] = {}
         used: set[str] = set()
         for base, files in runs.items():
             name = PurePosixPath(base).name
-            key = name, frozenset(files.items())
+            key = base, frozenset(files.items())
             if key in seen:
                 continue
             seen.add(key)
