@@ -7,8 +7,11 @@ what launchers share. docs/launchers.md explains the names.
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import PurePath
 from types import ModuleType
 from typing import Any
 
@@ -16,12 +19,13 @@ from provision.errors import ClusterctlError, UsageError
 from provision.inventory.document import shown
 from provision.launchers.kit.environment import RANKS, SYSTEM_PATH, UNSET, caches, environment
 from provision.launchers.kit.network import network
-from provision.launchers.kit.options import VARIABLES, with_variables
+from provision.launchers.kit.options import VARIABLES, with_counts, with_variables
 from provision.launchers.kit.plans import node_plan, notices, require, resume
-from provision.masking import mask_words, secret_option
+from provision.masking import secret_option
 from provision.registry import load_module, module_names
 from provision.run import LIMIT, Job, Launch, RunFiles, RunSpec, code, world_size
 from provision.run.job import of_module, of_target, override
+from provision.typed import to_slashes, unwrap
 from trainer.agent.contract.plan import Plan
 
 __all__ = [
@@ -56,10 +60,8 @@ REQUIRED = {
     **dict.fromkeys(("suits", "parse", "command", "renumber"), object),
 }
 DEFAULT = "torchrun"  # what starts a job that no launcher claims
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _PYTHON_FLAGS = ("-u", "-B", "-O", "-s")
-_FOREIGN = ("mpirun", "mpiexec", "srun", "pdsh", "ssh", "bash", "sh", "sudo", "nohup")
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
@@ -114,7 +116,7 @@ def from_words(words: Sequence[str], *, module: str | None = None, **options: An
             hint="clusterctl train CONFIG.yaml; clusterctl train SCRIPT.py; clusterctl train -m MODULE",
         )
     else:
-        job = _typed(words) or of_target(words[0], words[1:])
+        job = _typed(words)
     if given.get("launcher") == "auto":
         del given["launcher"]
     for name in config_options():
@@ -155,30 +157,33 @@ def choose(job: Job) -> str:
     return job.launcher
 
 
-def _typed(words: Sequence[str]) -> Job | None:
-    """The job of a typed command; None if the first word is not a known command."""
-    env: dict[str, str] = {}
-    rest = list(words)
-    if rest and rest[0] == "env":
-        rest = rest[1:]
-    while rest and _ASSIGNMENT.match(rest[0]):
-        name, _, value = rest.pop(0).partition("=")
-        env[name] = value
-    if not rest:
-        raise UsageError(
-            f"{shown(' '.join(mask_words(words)))}: no command after the variables",
-            hint="… -- NAME=VALUE torchrun SCRIPT.py",
-        )
-    job = _command(rest)
-    if job is None and env:
-        job = of_target(rest[0], rest[1:])
-    if job is None:
-        return None
+def _typed(words: Sequence[str]) -> Job:
+    """The job of a typed command or file, without what is around it.
+
+    Raises:
+        UsageError: it is neither, or nothing follows the variables.
+    """
+    typed = unwrap(words, _is_known, os.environ)
+    plain, changed = to_slashes(typed.words, always=typed.windows)
+    job = _command(plain) or of_target(plain[0], plain[1:])
+    job = replace(job, notices=(*job.notices, *typed.notices, *changed))
     tables = [get(name).OPTIONS for name in names()]
     found = {
-        name: VARIABLES.get(name) or next(filter(None, (each.meaning(name) for each in tables)), "") for name in env
+        name: VARIABLES.get(name) or next(filter(None, (each.meaning(name) for each in tables)), "")
+        for name in typed.env
     }
-    return with_variables(job, env, {name: meaning for name, meaning in found.items() if meaning})
+    job = with_variables(job, typed.env, {name: meaning for name, meaning in found.items() if meaning})
+    return with_counts(job, typed.counts)
+
+
+def _is_known(words: Sequence[str]) -> bool:
+    """Whether words are a launcher's command, a Python program, a script or a config."""
+    program = words[0].rpartition("/")[2]
+    if _PYTHON.fullmatch(program):
+        rest = [word for word in words[1:] if word not in _PYTHON_FLAGS]
+        return bool(rest) and (not rest[0].startswith("-") or (rest[0] == "-m" and len(rest) > 1))
+    suffix = PurePath(words[0].replace("\\", "/")).suffix.lower()
+    return _launcher_of(program) is not None or suffix in (".py", ".yaml", ".yml", ".json")
 
 
 def _command(words: Sequence[str]) -> Job | None:
@@ -195,8 +200,6 @@ def _command(words: Sequence[str]) -> Job | None:
             what = f"python {rest[0]}" if rest else "python alone"
             raise UsageError(f"{what} cannot be run on the nodes", hint="put the code into a SCRIPT.py")
         return of_target(rest[0], rest[1:])
-    if program in _FOREIGN:
-        raise UsageError(f"{program} cannot be run on the nodes", hint="give the command that it would start")
     launcher = _launcher_of(program)
     job: Job | None = get(launcher).parse(program, rest) if launcher else None
     return job

@@ -51,6 +51,7 @@ class Job:
         local_rank: the script needs ``--local-rank N``, which ``torch.distributed.launch`` passes.
         resume_arg: the script's option to resume from ``{checkpoint}``.
         output: the folder of the script's checkpoints, as the script names it.
+        send: patterns of git-ignored files to send too, as in a .gitignore.
         total: processes of all nodes together; None: not typed.
         notices: notices about the typed command.
         replaced: options and variables of the typed command that clusterctl replaces.
@@ -72,6 +73,7 @@ class Job:
     local_rank: bool = False
     resume_arg: str | None = None
     output: str | None = None
+    send: tuple[str, ...] = ()
     total: int | None = None
     notices: tuple[str, ...] = ()
     replaced: tuple[Replaced, ...] = ()
@@ -116,11 +118,6 @@ def of_target(target: str, args: Sequence[str]) -> Job:
         return Job("script", target, tuple(args))
     if suffix == ".json":
         raise UsageError(f"{target}: LLaMA-Factory 0.9.5 cannot read JSON configs", hint="save it as YAML")
-    if suffix in (".sh", ".bash"):
-        raise UsageError(
-            f"{target} is a shell script",
-            hint="give the command in it: clusterctl train -- torchrun … (clusterctl sets the ranks)",
-        )
     hint = "clusterctl train CONFIG.yaml, SCRIPT.py or -m MODULE"
     if _MODULE.fullmatch(target) and not is_file(Path(target)):
         hint = f"for a module: -m {target}; otherwise: {hint}"

@@ -221,6 +221,30 @@ def with_variables(job: Job, env: Mapping[str, str], meanings: Mapping[str, str]
     return replace(job, env={**kept, **job.env}, typed=typed, replaced=tuple(replaced), **fields)
 
 
+def with_counts(job: Job, counts: Mapping[str, tuple[int, str]]) -> Job:
+    """The job with the numbers of nodes and processes that a wrapper such as ``srun`` gives, each with its text.
+
+    Raises:
+        UsageError: such a number and an option contradict each other.
+    """
+    fields: dict[str, Any] = {}
+    typed = dict(job.typed)
+    for key, (number, text) in counts.items():
+        if getattr(job, key) not in (None, number):
+            raise UsageError(f"{text} and {typed.get(key, key)} contradict each other", hint="give one of them")
+        fields[key] = number
+        typed.setdefault(key, text)
+    if "per_node" in fields:
+        fields.pop("total", None)
+    elif fields.get("total") and (nodes := fields.get("nodes") or job.nodes):
+        if fields["total"] % nodes:
+            text = typed["total"]
+            raise UsageError(f"{text} cannot be divided equally among {nodes} nodes", hint="--gpus-per-node N")
+        fields["per_node"] = fields.pop("total") // nodes
+        typed["per_node"] = typed["total"]
+    return replace(job, typed=typed, **fields)
+
+
 def parse_number(text: str, value: str | None) -> int | None:
     """A number of nodes or processes; None for what torchrun finds out (``gpu``, ``auto``), and for -1.
 
