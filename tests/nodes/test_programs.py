@@ -116,6 +116,9 @@ def test_killed_restarted_stopped_resumed_collected(training_nodes, lab_env, tmp
     user = training_nodes.own(tmp_path / "work", EXAMPLES / program.folder)
     subprocess.run([lab_env / "bin/python", program.prepare], check=True, cwd=user.folder, capture_output=True)
 
+    # The data that this made are git-ignored, as in the repositories of users.
+    subprocess.run(["git", "init", "-q", user.folder], check=True)
+
     # DeepSpeed and torchrun wait for each other on both nodes, so a dead rank of one ends both.
     attached = user.start("train", "--nodes", "2", "--restarts", "1", *program.typed, until=_at(program, 1))
     run = user.last_run().name
