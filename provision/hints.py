@@ -27,6 +27,7 @@ WITH_INVENTORY = (
     "deploy",
     "diagnose",
     "init",
+    "jupyter",
     "logs",
     "metrics",
     "prune",
@@ -35,14 +36,19 @@ WITH_INVENTORY = (
     "resume",
     "rollback",
     "run",
+    "runs list",
+    "runs prune",
     "services apply",
     "services status",
     "services undo",
     "services verify",
     "status",
     "stop",
+    "tensorboard",
     "train",
+    "tunnel",
     "verify",
+    "webui",
 )
 SAME = "run the same command again"  # as a hint: the command that was typed
 _INVENTORY = "--inventory"

@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,10 +22,13 @@ from provision.output import Reporter
 from provision.output_text import Line, clean, fold_equal
 from provision.run.follow import Entry
 from provision.summaries.metrics import loss_curve, metrics_lines, metrics_output
-from provision.summaries.runs import collect_output, logs_data
+from provision.summaries.runs import collect_output, logs_data, sync_command, wandb_output
 from provision.tasks.logs import Log, Logs, Metrics, Wanted, logs, open_log, read_logs, read_run
 from trainer.bounds import Bound
 from trainer.reader import as_csv
+
+if TYPE_CHECKING:
+    from provision.tasks.collect import Collected
 
 LINES = 1000  # default of logs --lines
 ROWS = 20  # the table's default number of rows
@@ -172,6 +176,7 @@ def _show_metrics(reporter: Reporter, found: Metrics, last: int | None, *, as_cs
               type=click.Path(path_type=Path), help="Directory to copy to.")  # fmt: skip
 @click.option("--only", type=click.Choice(["logs", "checkpoints"]), help="Copy only logs or only checkpoints.")
 @click.option("--fp32", is_flag=True, help="Also merge a DeepSpeed checkpoint into fp32 weights.")
+@click.option("--wandb", is_flag=True, help="Copy only its offline W&B runs, and print the command that uploads them.")
 @click.argument("run", required=False)
 @reporting
 def collect_command(
@@ -182,6 +187,7 @@ def collect_command(
     run: str | None,
     *,
     fp32: bool,
+    wandb: bool,
 ) -> None:
     """Copy a run's logs and newest checkpoint to this machine.
 
@@ -189,10 +195,19 @@ def collect_command(
     """
     with importing():
         from provision.tasks.collect import collect  # noqa: PLC0415
+        from provision.tasks.written import WandbRuns, collect_wandb  # noqa: PLC0415
 
+    if wandb and (fp32 or only):
+        raise UsageError("--wandb copies only W&B runs", hint="omit --only and --fp32, or run both commands")
     with selection.session_or_here(reporter) as session:
-        result = collect(session, run, folder, only=only, fp32=fp32)
-    reporter.result(*collect_output(result))
+        result: Collected | WandbRuns = (
+            collect_wandb(session, run, folder) if wandb else collect(session, run, folder, only=only, fp32=fp32)
+        )
+    if isinstance(result, WandbRuns):
+        reporter.result(*wandb_output(result))
+        reporter.show([Line(sync_command(result), hang=None)])  # never wrapped: it is pasted
+    else:
+        reporter.result(*collect_output(result))
     if result.failed:
         raise NodesFailedError(
             f"run {result.run} was not copied completely from {len(result.failed)} of its nodes",

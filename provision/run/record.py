@@ -21,6 +21,7 @@ folder that only its user can read. Secrets are masked (``masking``): only the p
 ``losses``     the reported losses, in order
 ``steps``      the last reported step
 ``why``        of a failed run: by node, the reason
+``collected``  after ``collect``: ``checkpoint``, and ``began`` of the start that wrote it, from the agent's state
 =============  =====================================================================================
 """
 
@@ -30,6 +31,7 @@ import contextlib
 import getpass
 import json
 import platform
+import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -40,6 +42,7 @@ from provision.errors import UsageError
 from trainer.agent.contract.plan import Plan
 
 FILE = "run.json"
+_REMOVING = ".removing-"  # starts the name of a folder that is being deleted
 
 
 def folder_of(inventory: Path, run: str) -> Path:
@@ -96,9 +99,25 @@ def change(folder: Path, **values: Any) -> None:
 def kept(inventory: Path) -> dict[str, dict[str, Any]]:
     """The records next to an inventory, by run id, the oldest first. Includes the runs of other inventories there."""
     folder = inventory.parent / "runs"
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    names = sorted(path.name for path in folder.iterdir() if path.name[0] != ".") if folder.is_dir() else []
     found = {name: read(folder / name) for name in names}
     return {name: content for name, content in found.items() if content is not None}
+
+
+def remove(inventory: Path, run: str) -> None:
+    """Delete this machine's folder of a run. It is renamed first: ``remove_leftovers`` completes a killed removal."""
+    folder = folder_of(inventory, run)
+    if folder.is_dir() and not folder.is_symlink():
+        gone = folder.with_name(f"{_REMOVING}{run}")
+        if gone.exists():
+            shutil.rmtree(gone)
+        shutil.rmtree(folder.rename(gone))
+
+
+def remove_leftovers(inventory: Path) -> None:
+    """Delete the folders that a killed ``remove`` left."""
+    for path in folder_of(inventory, "any").parent.glob(f"{_REMOVING}*"):
+        shutil.rmtree(path)
 
 
 def author() -> str:

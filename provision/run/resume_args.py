@@ -52,7 +52,12 @@ def notices(resuming: Resuming, name: str, *, output_known: bool, typed: bool) -
 
 
 def derive(source: Source) -> Resuming:
-    """How a script resumes, by its source."""
+    """How a script resumes, by its own module, or else with the modules that it imports."""
+    own = _derive(source.own)
+    return own if own.text is not None else _derive(source)
+
+
+def _derive(source: Source) -> Resuming:
     if not source.trees:
         return Resuming(None)
     if VARIABLE in source.text:

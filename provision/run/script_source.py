@@ -50,7 +50,7 @@ class Source:
     """The modules of a script: its own, and those of the same folder that it imports."""
 
     trees: tuple[ast.Module, ...] = ()
-    text: str = field(default="", repr=False)
+    texts: tuple[str, ...] = field(default=(), repr=False)
 
     @classmethod
     def read(cls, paths: Sequence[Path], folder: Path | None = None) -> Source:
@@ -73,7 +73,17 @@ class Source:
                 if each not in seen:
                     seen.add(each)
                     pending.append(each)
-        return cls(tuple(trees), "\n".join(texts))
+        return cls(tuple(trees), tuple(texts))
+
+    @property
+    def text(self) -> str:
+        """The source of all modules."""
+        return "\n".join(self.texts)
+
+    @property
+    def own(self) -> Source:
+        """The script's own module alone."""
+        return Source(self.trees[:1], self.texts[:1])
 
     def walk(self) -> Iterator[ast.AST]:
         """Every node of the script's own module, then those of the others."""
@@ -188,8 +198,9 @@ def _declared(node: ast.Call) -> Iterator[Option]:
     if called not in ("add_argument", "option", "Option") or not long:
         return
     text = long[0].partition("/")[0]
-    action = _constant(given.get("action")) or ""
-    flag = str(action).startswith("store_") or action == "count" or _constant(given.get("is_flag")) is True
+    action = given.get("action")
+    acts = str(_constant(action) or _dotted(action or ast.Pass()).rpartition(".")[2])
+    flag = acts.startswith(("store_true", "store_false", "BooleanOptional")) or _constant(given.get("is_flag")) is True
     choices = given.get("choices")
     allowed = tuple(map(_constant, choices.elts)) if isinstance(choices, (ast.List, ast.Tuple)) else ()
     yield Option(text, default, flag or "/" in long[0], kind, allowed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import signal
+import socket
 import threading
 import time
 from contextlib import suppress
@@ -22,6 +23,7 @@ from provision.ssh.wire import (
     Expired,
     NodeUnreachable,
     OutputTooLong,
+    PortRefused,
     converse,
     too_long,
 )
@@ -90,6 +92,17 @@ class LocalRemote:
             with self._lock:
                 self._streams.discard(stream)
 
+    def dial(self, port: int) -> SocketStream:
+        """A connection to a port of 127.0.0.1.
+
+        Raises:
+            PortRefused: no process listens on it.
+        """
+        try:
+            return SocketStream(socket.create_connection(("127.0.0.1", port)))
+        except OSError as error:
+            raise PortRefused(self.node, f"no process listens on 127.0.0.1:{port}: {error.strerror}") from error
+
     def close(self) -> None:
         """Stop the scripts that are still running."""
         with self._lock:
@@ -104,6 +117,33 @@ class LocalRemote:
         with suppress(ClusterctlError, Broken, Expired, OutputTooLong):
             escalation = SudoEscalation(self.node, getpass.getuser(), self._sudo)
             converse(beside, STOP.format(group=group), deadline=_PATIENCE, escalation=escalation)
+
+
+class SocketStream:
+    """A connection to a port of this machine as a ``forward.Pipe``."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def read_out(self) -> bytes:
+        """Some bytes; empty at the end."""
+        with suppress(OSError):
+            return self._connection.recv(1 << 16)
+        return b""
+
+    def write(self, data: bytes) -> None:
+        """Send all of ``data``; OSError if the other end no longer reads."""
+        self._connection.sendall(data)
+
+    def finish(self) -> None:
+        """End the input."""
+        self._connection.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Close the connection, and wake the thread that reads."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
 
 
 class _Stream(ProcessStream):

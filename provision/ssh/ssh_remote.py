@@ -20,6 +20,7 @@ from provision.ssh.wire import (
     Expired,
     NodeUnreachable,
     OutputTooLong,
+    PortRefused,
     converse,
     drain,
     frame,
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
     from provision.model import Node, Result
     from provision.ssh.become import Sudo
+
+_PROHIBITED = 1  # SSH_OPEN_ADMINISTRATIVELY_PROHIBITED of RFC 4254, 5.1
+_WINDOW = 1 << 20  # bytes that a forwarded connection keeps in memory while its reader is slow
 
 # Errors are raised; paramiko also logs them, to stderr if logging is not configured.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -86,6 +90,26 @@ class SshRemote:
         finally:
             with self._lock:
                 self._streams.discard(stream)
+
+    def dial(self, port: int) -> ChannelStream:
+        """A connection to a port of the node's 127.0.0.1, through the ssh connection (RFC 4254, 7.2).
+
+        Raises:
+            NodeUnreachable: the connection to the node was lost.
+            PortRefused: no process listens on the port, or sshd forwards no ports.
+        """
+        try:
+            channel = self.transport.open_channel(
+                "direct-tcpip", ("127.0.0.1", port), ("127.0.0.1", 0), window_size=_WINDOW, timeout=DEAD_AFTER
+            )
+        except paramiko.ChannelException as error:
+            if error.code == _PROHIBITED:
+                fix = "allow it in the node's sshd_config: AllowTcpForwarding local"
+                raise PortRefused(self.node, f"its sshd forwards no ports: {error.text}", hint=fix) from error
+            raise PortRefused(self.node, f"no process listens on 127.0.0.1:{port}: {error.text}") from error
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise NodeUnreachable(self.node, f"the connection was lost: {text_of(error)}") from error
+        return ChannelStream(channel)
 
     def close(self) -> None:
         """Close the connection and stop the scripts that are still running on it."""

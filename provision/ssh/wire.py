@@ -53,6 +53,10 @@ class RootRefused(RemoteError):  # noqa: N818 - the state of a node
     """The node does not allow a script to run as root; ``reason`` says why."""
 
 
+class PortRefused(RemoteError):  # noqa: N818 - the state of a node
+    """The node accepts no connection to one of its ports; ``reason`` says why."""
+
+
 class DeadlineExceeded(RemoteError):  # noqa: N818 - the name in model.Remote
     """The script did not finish before its deadline, and was stopped."""
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from provision.inventory import fold
 from provision.output_text import Summary, duration, fold_equal, size, span
+from provision.render import words
 
 if TYPE_CHECKING:
     from provision.run.found import Part, Run
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from provision.tasks.collect import Collected
     from provision.tasks.logs import Logs
     from provision.tasks.runs import RunStatus, Stopped
+    from provision.tasks.written import WandbRuns
 
 
 WIDTH = 80  # columns of a table, where the ids and the nodes leave room
@@ -61,7 +63,7 @@ def run_lines(runs: Mapping[str, Run], now: float, users: Mapping[str, int | Non
     others = len({run.owner for run in shown}) > 1 or any(_of_another(run, users or {}) for run in shown)
     rows += [_row(run, now, others=others) for run in shown]
     more = len(live) + len(ended) - len(shown)
-    return [*_fitted(rows), *([f"{more} older runs: clusterctl status RUN, or --json"] if more else [])]
+    return [*fitted(rows, _LEAST), *([f"{more} older runs: clusterctl status RUN, or --json"] if more else [])]
 
 
 def run_output(result: RunStatus, now: float) -> Summary:
@@ -225,9 +227,9 @@ def _traffic(sample: Mapping[str, Any]) -> str:
     return f"{size(max(rates))}/s" if rates else "-"
 
 
-def _fitted(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The table without the columns that do not fit."""
-    lines, without = _table(rows), list(_LEAST)
+def fitted(rows: Sequence[Sequence[str]], least: Sequence[str]) -> list[str]:
+    """The table without the columns that do not fit; ``least``: the columns to omit, in this order."""
+    lines, without = _table(rows), [name for name in least if name in rows[0]]
     while without and max(map(len, lines)) > WIDTH:
         index = list(rows[0]).index(without.pop(0))
         rows = [[*row[:index], *row[index + 1 :]] for row in rows]
@@ -311,6 +313,28 @@ def collect_output(result: Collected) -> Summary:
     if result.fp32:
         lines.append(f"fp32 weights: {result.fp32}")
     return data, "\n".join(lines)
+
+
+def wandb_output(result: WandbRuns) -> Summary:
+    """After ``collect --wandb``; ``sync_command`` is the next line."""
+    data = {
+        "run": result.run,
+        "folders": [str(folder) for folder in result.folders],
+        "files": result.files,
+        "bytes": result.bytes,
+        "already_here": result.there,
+        "sync": sync_command(result),
+        "failed": dict(result.failed),
+    }
+    here = f", {result.there} were already here" if result.there else ""
+    count = len(result.folders)
+    text = f"run {result.run}: {count} W&B run{'s' * (count != 1)}, {result.files} files ({size(result.bytes)}){here}"
+    return data, f"{text}\nto upload, where W&B can be reached:"
+
+
+def sync_command(result: WandbRuns) -> str:
+    """The command that uploads W&B runs."""
+    return f"wandb sync {words(map(str, result.folders))}"
 
 
 def train_output(result: TrainResult) -> Summary:

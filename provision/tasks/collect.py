@@ -21,7 +21,7 @@ from provision.errors import ClusterctlError, NodesFailedError, UsageError
 from provision.inventory import fold
 from provision.model import Node, Notice
 from provision.render import quote, render
-from provision.run import plan_name
+from provision.run import plan_name, record
 from provision.run.checkpoint import NEWEST, OFFER, Conversion, Newest, Sources, conversion, newest, sources
 from provision.run.record import make_private
 from provision.ssh.openssh import bulk
@@ -120,6 +120,9 @@ def collect(session: Session, word: str | None, to: Path, *, only: str | None = 
         collection = Collection(session, run, to / run.id, found.unreachable, shown)
         collected = collection.collect(only, fp32=fp32)
         shown.states = dict.fromkeys(collected.failed, "failed")
+    if only != "logs" and run.ended and not collected.failed:  # ``runs prune`` may then remove it without a question
+        mark = {"checkpoint": collected.checkpoint.name, "began": run.head.number("began")}
+        record.change(record.folder_of(session.inventory.path, run.id), collected=mark)
     return collected
 
 

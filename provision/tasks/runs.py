@@ -81,9 +81,9 @@ def by_name(inventory: Inventory) -> dict[str, Node]:
     return {node.name: node for node in inventory.nodes}
 
 
-def list_script(inventory: Inventory, word: str = "") -> str:
+def list_script(inventory: Inventory, word: str = "", most: int = NEWEST) -> str:
     """The script that lists a node's newest runs; with a word, only runs with the word in their id."""
-    return render("run/runs.sh.j2", root=str(inventory.root), word=word, most=NEWEST, limit=_LIMIT)
+    return render("run/runs.sh.j2", root=str(inventory.root), word=word, most=most, limit=_LIMIT)
 
 
 def find_all(

@@ -85,3 +85,26 @@ def test_a_full_disk_during_a_checkpoint_is_reported_and_resume_works(plain_node
         plain_nodes.on("node01", "umount", "-l", output)
         for node in plain_nodes.nodes:
             plain_nodes.on(node, "rm", "-rf", "/home/trainer/small")
+
+
+def test_deepspeeds_tags_are_resumed_without_options_and_unusable_work_is_moved_aside(plain_nodes):
+    """Two nodes with own disks: the folder and the arguments to resume come from the script's own source."""
+    started = plain_nodes.start(
+        *("train", "--nodes", "2", "--restarts", "3", "tags.py", "--", "--steps", "40", "--save-every", "5"),
+        until=r"step 12 ",
+    )
+    run = plain_nodes.last_run().name
+    out = f"{RUNS}/{run}/job/out-tags"
+    # A tag of a save that did not finish, as newest.
+    part = "mp_rank_00_model_states.pt"
+    torn = f"mkdir {out}/iter_35; head -c 50 {out}/iter_10/{part} >{out}/iter_35/{part}; chown -R trainer {out}/iter_35"
+    plain_nodes.on("node01", "sh", "-c", torn)
+    plain_nodes.kill("node02", plain_nodes.rank("node02"), signal.SIGKILL)
+    assert started.finish(180) == 0, started.output
+    assert "to resume, tags.py gets --load_dir {folder} --ckpt_id {tag}" in started.output
+    assert re.search(r"rank 0 resumes from step (10|15) of iter_1[05]", started.output), started.output
+    assert f"moved to {out}/kept-1, so that nothing writes over it: iter_35" in started.output
+    assert plain_nodes.on("node01", "ls", f"{out}/kept-1").split() == ["iter_35"]
+    assert plain_nodes.on("node01", "cat", f"{out}/latest") == "iter_40"
+    assert f"moved aside, because it could not be used: node01:{out}/kept-1" in plain_nodes.run("status", run).stdout
+    assert plain_nodes.marked() == []

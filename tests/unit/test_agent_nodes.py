@@ -322,3 +322,37 @@ def test_a_hang_that_is_only_warned_of(runs):
     eventually(lambda: any("is running again" in event.get("text", "") for event in runs.parts[1].events()))
     runs.parts[0].do("stop")
     assert runs.wait_end()["state"] == "stopped"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_restart_moves_all_checkpoints_aside_if_none_can_be_used(tmp_path, shared):
+    """The program writes the same name again, on each node's disk or on a shared one."""
+    runs = Runs(tmp_path, 2)
+    folder = str(tmp_path / "shared") if shared else "out"
+    code = f"""
+import os, pathlib, sys, time
+out = pathlib.Path({folder!r})
+node = os.environ["CLUSTERCTL_NODE"]
+path = out / "checkpoint-3" / ("weights-" + node + ".pt")
+attempt = len(list(pathlib.Path("..").glob("began-" + node + "-*")))
+(pathlib.Path("..") / ("began-%s-%d" % (node, attempt))).touch()
+print("sees", path.exists(), (out / "checkpoint-3").exists())
+path.parent.mkdir(parents=True, exist_ok=True)
+path.write_text("attempt %d" % attempt)
+while len(list(pathlib.Path("..").glob("began-*-%d" % attempt))) < 2:
+    time.sleep(0.01)
+time.sleep(0.2)
+sys.exit(1 if attempt == 0 else 0)
+"""
+    runs.plan(code, restarts=1, backoff=0.1, resume={"output": folder}, port=23456)
+    end = runs.wait_end()
+    assert end["state"] == "finished", [part.events() for part in runs.parts]
+    for part in runs.parts:
+        out = part.folder / folder
+        name = f"weights-n{part.rank}.pt"
+        assert (out / "kept-1/checkpoint-3" / name).read_text() == "attempt 0"
+        assert (out / "checkpoint-3" / name).read_text() == "attempt 1"
+        assert part.state()["kept"].endswith("kept-1")
+    assert any(
+        "so that nothing writes over it: checkpoint-3" in event.get("text", "") for event in runs.parts[0].events()
+    )

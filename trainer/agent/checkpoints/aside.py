@@ -43,6 +43,8 @@ def move(output: Path, number: int, names: Sequence[str], pointers: Mapping[str,
         except FileNotFoundError:
             continue  # another node moved it: they share the folder
         except OSError as error:
+            if isinstance(error, PermissionError) and source.is_dir() and not os.access(str(source), os.W_OK):
+                continue  # another user's: the program cannot write over it either
             raise AsideError(
                 "%s cannot be used, and could not be moved aside (%s); move it elsewhere, then resume: mv %s DIR"
                 % (source, error.strerror, source)

@@ -241,15 +241,27 @@ class _Held(NamedTuple):
 
 
 class _Merged(NamedTuple):
-    """A checkpoint of all nodes together. ``versions``: of each file, by the node's rank."""
+    """A checkpoint of all nodes together.
+
+    Attributes:
+        inside: the step in a JSON file of it.
+        versions: of each file, by the node's rank.
+        layouts: more than one if it mixes formats.
+    """
 
     name: str
     single: bool
-    step: Optional[int]
+    inside: Optional[int]
     time: int
     versions: Dict[str, Dict[int, File]]
     contents: Dict[str, Any]
     layouts: List[str]
+
+    @property
+    def step(self) -> Optional[int]:
+        """The step, or the epoch, in the name; else the step inside."""
+        number = number_in(self.name)
+        return self.inside if number is None else number.value
 
 
 def _merge(name: str, copies: Mapping[int, Mapping[str, Any]]) -> _Merged:
@@ -260,12 +272,10 @@ def _merge(name: str, copies: Mapping[int, Mapping[str, Any]]) -> _Merged:
         for file, facts in copies[rank]["files"].items():
             versions.setdefault(file, {})[rank] = File(*facts)
     single = all(one["single"] for one in copies.values())
-    number = number_in(name)
     inside = next((copies[rank]["step"] for rank in sorted(copies) if copies[rank].get("step") is not None), None)
-    step = inside if number is None else number.value
     time = max((file.mtime for each in versions.values() for file in each.values()), default=0)
     layouts = [FILE] if single else layouts_of(name, versions)
-    return _Merged(name, single, step, time, versions, contents, layouts)
+    return _Merged(name, single, inside, time, versions, contents, layouts)
 
 
 def newest(offers: Dict[int, Dict[str, Any]], world_size: int) -> Choice:
@@ -282,13 +292,13 @@ def newest(offers: Dict[int, Dict[str, Any]], world_size: int) -> Choice:
     typed = {one.layouts[0] for one in chosen.values() if len(one.layouts) == 1} & set(TYPED)
     if len(typed) > 1:
         return Choice(error=_mixture(chosen, typed))
-    order = _ordered({name: (number_in(name), one.step, one.time) for name, one in chosen.items()})
+    order = _ordered({name: (number_in(name), one.inside, one.time) for name, one in chosen.items()})
     tags = _tags(offers)
     refused: List[Tuple[str, str]] = []
     for name in order:
         one = chosen[name]
         held, why = _unite(one.versions)
-        why = why or _why(one, set(held), world_size, chosen) or _unnamed(one, order, tags)
+        why = why or _why(one, set(held), world_size, [chosen[other] for other in order]) or _unnamed(one, order, tags)
         if why is None:
             copy = {rank: _lacking(one, held, rank, each.get("ranks", (0, 0))) for rank, each in offers.items()}
             if one.layouts == [DEEPSPEED]:
@@ -322,7 +332,7 @@ def _first_kind(merged: Mapping[str, _Merged]) -> Dict[str, _Merged]:
     return {}
 
 
-def _why(one: _Merged, names: "set[str]", world_size: int, all_: Mapping[str, _Merged]) -> Optional[str]:
+def _why(one: _Merged, names: "set[str]", world_size: int, all_: Sequence[_Merged]) -> Optional[str]:
     """Why a checkpoint with these complete files cannot be used, or None."""
     if len(one.layouts) != 1:
         return "it mixes the files of %s" % " and ".join(ABOUT.get(each, each) for each in one.layouts)
@@ -330,7 +340,7 @@ def _why(one: _Merged, names: "set[str]", world_size: int, all_: Mapping[str, _M
     why = why_incomplete(Union(one.name, layout, names, one.contents), world_size)
     if why or layout not in (FOLDER, ACCELERATE):
         return why
-    for other in all_.values():  # what no library defines is complete if it has the files of the others
+    for other in all_:  # what no library defines is complete if it has the files of the others
         missing = set(other.versions) - names
         if other.layouts == [layout] and missing and names < set(other.versions):
             return "%s is missing, although %s has it" % (min(missing), other.name)
