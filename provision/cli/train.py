@@ -25,6 +25,7 @@ from provision.masking import is_secret, mask_words
 from provision.model import Notice
 from provision.output import Reporter
 from provision.run import Job
+from provision.run.ignored import unsent_text
 from provision.run.shells import as_cmd, as_powershell, as_sh
 from provision.run.spec import count_nodes
 from provision.session import Session
@@ -56,6 +57,13 @@ _WHAT: _Options = (
     click.option("-m", "module", metavar="MODULE", help="Run a module, like python -m."),
     click.option(
         "--code", type=_PATH, metavar="DIR", help="Code to copy to the nodes.  [default: the script's directory]"
+    ),
+    click.option(
+        "--include",
+        "send",
+        metavar="PATTERN",
+        multiple=True,
+        help="Also send these git-ignored files, as in a .gitignore. Repeatable.",
     ),
     number("--gpus-per-node", "per_node", type=COUNT, help="Processes per node.  [default: one per GPU]"),
     *(
@@ -183,14 +191,19 @@ def train_command(
 
 
 def _show(reporter: Reporter, session: Session, asked: Training, shell: str) -> None:
-    """Print each node's commands, and the launcher's notices."""
-    spec, launched = tasks.dry_run(session, asked)
+    """Print each node's commands, the notices, and all files that stay behind."""
+    spec, launched, files = tasks.dry_run(session, asked)
+    for text in (*files.notices, *([unsent_text(files.unsent, complete=True)] if files.unsent else ())):
+        reporter(Notice(text))
     for notice in launched.notices:
         reporter(notice)
     scripts = {plan.node: _SHELLS[shell](plan) for plan in launched.plans}
     data = {"run": None, "nodes": list(scripts), "world_size": sum(each.processes for each in spec.workers)}
     plans = {plan.node: {"argv": mask_words(plan.argv), "cwd": plan.cwd, "port": plan.port} for plan in launched.plans}
-    reporter.result({**data, "plans": plans, "scripts": scripts}, "\n".join(scripts.values()).rstrip("\n"))
+    unsent = [{"path": each.path, "bytes": each.size} for each in files.unsent]
+    reporter.result(
+        {**data, "plans": plans, "scripts": scripts, "unsent": unsent}, "\n".join(scripts.values()).rstrip("\n")
+    )
 
 
 def read_variables(given: tuple[str, ...], reporter: Reporter) -> dict[str, str]:

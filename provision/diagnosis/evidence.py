@@ -76,12 +76,14 @@ class Evidence:
         run: its id; "" for log files.
         state: the state in the run's record: running, finished, failed, stopped; "" if unknown.
         missing: nodes without logs, each with the reason.
+        unsent: git-ignored paths of the code that were not sent.
     """
 
     records: tuple[Record, ...]
     run: str = ""
     state: str = ""
     missing: Mapping[str, str] = field(default_factory=dict)
+    unsent: tuple[str, ...] = ()
 
 
 def comparable(evidence: Evidence) -> bool:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from provision.diagnosis.arrivals import find_arrival, name_ranks, node_of
 from provision.diagnosis.cause import Cause, Sign
-from provision.diagnosis.causes import TABLE, processes
+from provision.diagnosis.causes import TABLE, files, processes
 from provision.diagnosis.evidence import comparable
 from provision.diagnosis.reading import progress
 from provision.inventory import fold
+from provision.run.ignored import find_unsent
 
 if TYPE_CHECKING:
     from provision.diagnosis.evidence import Event, Evidence, Line, Record
@@ -93,7 +94,7 @@ def signs(evidence: Evidence) -> tuple[Sign, ...]:
     """All signs, except signs that the run survived."""
     found = [sign for record in evidence.records for sign in _of_record(record)]
     found = _with_missing_rank(found, evidence)
-    found = [_of_lost_node(sign, evidence) for sign in found]
+    found = [_of_unsent_file(_of_lost_node(sign, evidence), evidence) for sign in found]
     if evidence.run:
         found = [replace(sign, captured={**sign.captured, "host": sign.node}) for sign in found]
     if comparable(evidence):
@@ -145,6 +146,14 @@ def _of_lost_node(sign: Sign, evidence: Evidence) -> Sign:
     if record.boot is not None and sign.time is not None and record.boot < sign.time:
         return replace(sign, cause=processes.NODE_SILENT)
     return sign
+
+
+def _of_unsent_file(sign: Sign, evidence: Evidence) -> Sign:
+    """The sign of a missing file with its real cause, if git ignores the file and so it was not sent."""
+    if sign.cause.id != "file.missing" or not evidence.unsent:
+        return sign
+    path = find_unsent(sign.captured.get("path", "").strip("'\""), evidence.unsent)
+    return sign if path is None else replace(sign, cause=files.UNSENT, captured={**sign.captured, "path": path})
 
 
 def _of_record(record: Record) -> Iterator[Sign]:

@@ -23,7 +23,9 @@ from provision.inventory.document import shown
 from provision.run.config import TRAINER_LOG, config_files
 from provision.run.config_text import load_either
 from provision.run.files import LIMIT, WORK, Entry, FileCollector, RunFiles, sources
+from provision.run.ignored import Unsent, choose_files, find_ignored, include_files, list_unsent
 from provision.run.job import Job
+from provision.run.named import named_paths
 from provision.run.outputs import output_of
 from provision.run.resume_args import derive
 from provision.run.script_source import Source, script_files
@@ -57,6 +59,11 @@ def pack(
         files = config_files(config, overrides=job.args, generated=generated, limit=limit, any_key=any_key)
     else:
         files = _code(job, limit)
+    if job.send and (job.kind == "config" or is_own_trainer(job)):
+        raise UsageError(
+            "--include goes with a script or a module: of a config, the files that it names are sent",
+            hint="name the file in the config, by a path relative to it",
+        )
     hook = importlib.resources.files("trainer") / "hooks" / "sitecustomize.py"
     texts = {**files.texts, f"{HOOKS}/sitecustomize.py": hook.read_bytes()}
     return dataclasses.replace(files, texts=texts)
@@ -68,12 +75,19 @@ def _code(job: Job, limit: int) -> RunFiles:
     folder, name, notices = _script(job) if job.kind == "script" else _module(job)
     texts: dict[str, bytes] = {}
     entries: tuple[Entry, ...] = ()
+    unsent: tuple[Unsent, ...] = ()
     if folder is None:
+        if job.send:
+            raise UsageError(
+                f"--include {shown(job.send[0])}: this run sends no files, its program is on the nodes",
+                hint="--code DIR names the folder to send",
+            )
         texts[f"{WORK}/.clusterctl"] = b"This run sent no files: its program is on the node.\n"
     else:
         _refuse_misplaced(job, folder)
         collector, skipped = _folder_files(folder)
-        notices += skipped
+        more, unsent = _ignored_files(job, folder, name, collector, limit)
+        notices += [*skipped, *more]
         entries = collector.pack(limit)
     there, unclear = files_named(job, folder)
     notices += unclear
@@ -91,6 +105,7 @@ def _code(job: Job, limit: int) -> RunFiles:
         output=output,
         there=there,
         resuming=derive(source),
+        unsent=unsent,
     )
 
 
@@ -146,6 +161,37 @@ def _folder_files(folder: Path) -> tuple[FileCollector, list[str]]:
     if keys:
         notices.append(f"{folder}: private keys are not sent: {', '.join(keys[:3])}")
     return collector, notices
+
+
+def _ignored_files(
+    job: Job, folder: Path, name: str, collector: FileCollector, limit: int
+) -> tuple[list[str], tuple[Unsent, ...]]:
+    """Add the git-ignored files that the job needs, or that ``--include`` names.
+
+    Returns:
+        Notices, and what stays behind.
+    """
+    ignored = find_ignored(folder)
+    before = {arcname.removeprefix(f"{WORK}/") for arcname in collector.names}
+    chosen = include_files(ignored, job.send, before)
+    script = name if job.kind == "script" else _module_file(folder, name)
+    found = choose_files(ignored, named_paths(job, folder, script), limit)
+    notices = list(found.notices)
+    for path, source in {**dict.fromkeys(chosen, "--include"), **found.files}.items():
+        if _is_private_key(folder / path):
+            notices.append(f"{path}: a private key is not sent")
+        elif not _is_output(folder / path):
+            collector.add(folder / path, f"{source}: {path.partition('/')[0]}")
+    unsent = list_unsent(ignored, (arcname.removeprefix(f"{WORK}/") for arcname in collector.names))
+    if ignored.cut:
+        notices.append(f"{folder}: git ignores too many files to look at all of them; --include PATTERN may miss some")
+    return notices, unsent
+
+
+def _module_file(folder: Path, name: str) -> str | None:
+    """The file of a module in a folder; None if it is not there."""
+    path = name.replace(".", "/")
+    return next((each for each in (f"{path}.py", f"{path}/__main__.py") if (folder / each).is_file()), None)
 
 
 def _above(path: Path, folder: Path) -> Iterator[Path]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from importlib.abc import Traversable
     from pathlib import Path
 
+    from provision.run.ignored import Unsent
     from provision.run.resume_args import Resuming
 
 WORK = "job"
@@ -49,6 +50,7 @@ class RunFiles:
     ``output`` the folder with its checkpoints, both relative to the run's folder unless absolute. ``settings`` are the
     values of the config, or of accelerate's. ``there`` are absolute paths that the run reads on the nodes: they must
     exist and be the same on every node. ``resuming`` is how a script resumes, by its source; None for other programs.
+    ``unsent`` is what git ignores and stays behind, the largest first.
     """
 
     config: Path
@@ -61,6 +63,7 @@ class RunFiles:
     settings: Mapping[str, Any] = field(default_factory=dict)
     there: tuple[str, ...] = ()
     resuming: Resuming | None = None
+    unsent: tuple[Unsent, ...] = ()
 
     @property
     def size(self) -> int:
@@ -83,6 +86,11 @@ class FileCollector:
     _files: dict[str, tuple[Path, os.stat_result]] = field(default_factory=dict)
     _sizes: dict[str, int] = field(default_factory=dict)
     _outside: dict[Path, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The added files' paths in the run's folder."""
+        return tuple(self._files)
 
     def place(self, path: Path) -> str:
         """The path of ``path`` (absolute, without ``..``) in the run's folder."""
@@ -136,7 +144,7 @@ class FileCollector:
             raise UsageError(
                 f"{where}: {_bytes(self._sizes[where])} of the {_bytes(total)} that every run would send; "
                 f"the limit is {_bytes(limit)}",
-                hint="copy it to the nodes once, best to a shared file system, and give its absolute path",
+                hint="copy it to the nodes once: clusterctl push SRC DEST; then give its absolute path there",
             )
         return tuple(self._entry(arcname, *self._files[arcname]) for arcname in sorted(self._files))
 

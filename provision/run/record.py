@@ -14,6 +14,7 @@ folder that only its user can read. Secrets are masked (``masking``): only the p
 ``master``     ``ADDRESS:PORT`` of the first attempt
 ``launcher``   the launcher's name
 ``argv``       the configuration or script that the user gave, and its arguments
+``unsent``     by path in the code folder, the bytes of git-ignored files that were not sent (``run/ignored.py``)
 ``plans``      by node name, the plan of its agent, without secrets
 ``began``      the start time, in UTC
 ``who``        ``USER@HOST`` of the command
@@ -33,7 +34,7 @@ import json
 import platform
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -176,6 +177,7 @@ class TrainResult:
         last_loss: the last reported loss.
         output: the path on rank 0's node.
         network: the network that NCCL used; "" if unknown.
+        unsent: by path in the code folder, the bytes of git-ignored files that were not sent.
     """
 
     run: str
@@ -189,6 +191,7 @@ class TrainResult:
     last_loss: float | None
     output: str
     network: str = ""
+    unsent: Mapping[str, int] = field(default_factory=dict)
 
 
 def output_of(plan: Plan, folder: str) -> str:

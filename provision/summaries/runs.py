@@ -351,6 +351,7 @@ def train_output(result: TrainResult) -> Summary:
         "network": result.network,
         "output": result.output,
         "logs": str(result.folder),
+        "unsent": [{"path": path, "bytes": size} for path, size in result.unsent.items()],
     }
     if result.state == "detached":
         return data, (

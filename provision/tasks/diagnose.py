@@ -20,6 +20,8 @@ from provision.model import Inventory, Node
 from provision.render import render
 from provision.run import record as records
 from provision.run.found import LOST
+from provision.run.ignored import LISTED
+from provision.run.named import LONGEST
 from provision.tasks.runs import by_name, find, logs_folder, reader_of
 from trainer.agent.contract.untrusted import UntrustedError
 
@@ -179,7 +181,9 @@ def evidence_of(
         for name in sorted(texts, key=lambda name: (ranks.get(name, len(ranks)), name))
         if texts[name]
     ]
-    return Evidence(tuple(found), run, state, missing)
+    unsent = kept.get("unsent")
+    names = [name[:LONGEST] for name in unsent][:LISTED] if isinstance(unsent, dict) else []
+    return Evidence(tuple(found), run, state, missing, tuple(names))
 
 
 def _record(name: str, files: Files, rank: int, plan: Mapping[str, Any], gone: Event | None) -> Record:

@@ -229,6 +229,7 @@ class Start:
             last_loss=follower.losses[-1] if follower.losses else None,
             output=output_of(self.plans[0], str(self.about["folder"])),
             network=self._network() if state == "finished" else "",
+            unsent=self.about.get("unsent", {}),
         )
 
     def _network(self) -> str:

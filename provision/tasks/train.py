@@ -29,6 +29,7 @@ from provision.render import quote
 from provision.run import Job, Launch, RunFiles, RunSpec, new_run_id, plan_name, record, resume_args, world_size
 from provision.run.config import MisspelledKeyError
 from provision.run.config_text import read
+from provision.run.ignored import unsent_text
 from provision.run.record import TrainResult
 from provision.run.spec import VISIBLE, choose_nodes, workers
 from provision.tasks.gate import GateOptions, GateResult, gate
@@ -140,7 +141,7 @@ def train(session: Session, asked: Training) -> TrainResult:
         InterruptedByUser: it was stopped, by Ctrl-C or by another command.
     """
     run, files, nodes = _pack(session, asked)
-    for text in files.notices:
+    for text in (*files.notices, *([unsent_text(files.unsent)] if files.unsent else ())):
         session.emit(Notice(text))
     with gate(session, nodes, run, files, _gate_options(session, asked, nodes)) as passed:
         spec = _spec(session, passed, run, files, asked)
@@ -155,12 +156,15 @@ def train(session: Session, asked: Training) -> TrainResult:
             "folder": str(spec.folder),
             "launcher": choose(asked.job),
             "argv": mask_words(asked.words),
+            "unsent": {each.path: each.size for each in files.unsent},
         }
     return Start(session, passed.nodes, run, plans, about).follow(asked.following)
 
 
-def dry_run(session: Session, asked: Training) -> tuple[RunSpec, Launch]:
-    """What would start. An agent in a temporary folder, which is removed again, asks the nodes for their facts.
+def dry_run(session: Session, asked: Training) -> tuple[RunSpec, Launch, RunFiles]:
+    """What would start, and its files.
+
+    An agent in a temporary folder, which is removed again, asks the nodes for their facts.
 
     Raises:
         UsageError: an option, the configuration or the program cannot be used.
@@ -172,7 +176,7 @@ def dry_run(session: Session, asked: Training) -> tuple[RunSpec, Launch]:
     options = replace(_gate_options(session, asked, nodes), scratch=scratch)
     with gate(session, nodes, run, files, options) as passed:
         spec = _spec(session, passed, run, files, asked)
-        return spec, launch(spec)
+        return spec, launch(spec), files
 
 
 def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainResult:
@@ -219,6 +223,7 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
         "folder": str(run_folder(inventory, run.id)),
         "launcher": kept.get("launcher"),
         "argv": kept.get("argv"),
+        "unsent": kept.get("unsent", {}),
     }
     return Start(session, members, run.id, fresh, about).follow(options.following)
 

@@ -10,6 +10,24 @@ ORDER = 80
 _PUSH = "clusterctl push SRC DEST copies data, models and code to every node; clusterctl check compares shared folders"
 _ALONE = "; the other nodes found it"
 
+_MISSING = (
+    r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>[^']+)'",
+    r"FileNotFoundError: (?:Unable to find|Couldn't find|File not found:?|No such file:?) '?(?P<path>[^'\s]+)",
+    r"ValueError: File (?P<path>\S+) not found",
+    r"can't open file '(?P<path>[^']+)': \[Errno 2\]",
+    r"FileNotFoundError: (?P<path>.+)",
+)
+UNSENT = Cause(
+    id="file.unsent",
+    says="{path}: git-ignored, so it was not sent",
+    fix=(
+        "run again with: clusterctl train --include {path} …",
+        "or copy it to the nodes once, and give its absolute path there: clusterctl push {path} DEST",
+    ),
+    source="recorded (Python)",
+    lines=_MISSING,
+)
+
 CAUSES = (
     Cause(
         id="disk.full",
@@ -166,13 +184,8 @@ CAUSES = (
             _PUSH,
         ),
         source="recorded (Python)",
-        lines=(
-            r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>[^']+)'",
-            r"FileNotFoundError: (?:Unable to find|Couldn't find|File not found:?|No such file:?) '?(?P<path>[^'\s]+)",
-            r"ValueError: File (?P<path>\S+) not found",
-            r"can't open file '(?P<path>[^']+)': \[Errno 2\]",
-            r"FileNotFoundError: (?P<path>.+)",
-        ),
+        lines=_MISSING,
         alone=_ALONE,
     ),
+    UNSENT,  # behind file.missing: the run's record makes one of the other (signs.py)
 )

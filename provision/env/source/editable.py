@@ -333,6 +333,24 @@ def list_checkout(root: Path, target: str, prefix: Path, references: Iterable[st
     return Contents(tree, (*_notices(root, target, listing), *_links_out(tree, target)))
 
 
+def list_ignored(root: Path) -> list[str]:
+    """The paths in a folder that git ignores, relative to it; a folder that is ignored as a whole ends with ``/``.
+
+    Without caches and compiled modules. Empty without git or a repository.
+    """
+    found = _git(root, "--others", "--ignored", "--exclude-standard", "--directory")
+    return [
+        path
+        for path in found
+        if not path.endswith(_SKIPPED) and path != "./" and not any(part in _CACHES for part in path.split("/"))
+    ]
+
+
+def is_cache(name: str) -> bool:
+    """Whether a file or folder of this name is never part of a program: a history, a cache, an environment."""
+    return name in _CACHES or name.endswith(_SKIPPED)
+
+
 def _list_repository(root: Path, top: str, skip: files.Skip) -> _Listing | None:
     """List the folder ``top`` of a checkout and the repositories in it with git; None without git or a repository."""
     folder = root / top

@@ -1,0 +1,177 @@
+"""Values that may be paths: of a command line, of the configurations that it names, and of the script's text.
+
+A configuration is YAML, JSON or Python (nanoGPT's ``config/train_shakespeare_char.py``). Python is parsed, never run:
+only string constants count, each with the name that it is assigned to. The command line's value of an option replaces
+that of a configuration, which replaces that of the script. Options for results (``--out_dir``) are omitted.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provision.errors import UsageError
+from provision.run.config_text import load_either
+from provision.run.job import Job
+
+_CONFIGURATIONS = (".yaml", ".yml", ".json")
+_SOURCE = 1 << 20  # bytes of a Python file that is read
+_VALUES = 2000  # values of one file
+LONGEST = 300  # characters of a path
+_RESULTS = re.compile(
+    r"(^|_)(out|output|outputs|save|saved|log|logs|logging|logger|dump|result|results|report|write|export|dest"
+    r"|cache|work|workdir|project|wandb|tensorboard|ckpt_dir|checkpoint_dir|checkpoints_dir|run_name)(_|$)"
+)
+
+
+@dataclass(frozen=True)
+class Named:
+    """A value that may be a path.
+
+    Attributes:
+        key: the option or variable, lower-case with ``_``; "" for none.
+        path: the value, normalised, relative to the code folder.
+        source: what names it, for messages: ``the command line`` or a file.
+        weak: it is only in the script's text.
+    """
+
+    key: str
+    path: str
+    source: str
+    weak: bool = False
+
+
+def named_paths(job: Job, folder: Path, script: str | None) -> tuple[Named, ...]:
+    """All values that may be paths.
+
+    Args:
+        job: the job.
+        folder: the code folder.
+        script: the script's path in it; None for a module outside.
+    """
+    typed = list(_of_words((*job.launcher_args, *job.args)))
+    groups = [("the command line", False, typed)]
+    for _, value in typed:
+        path = _plain(value)
+        suffix = Path(value).suffix.lower()
+        if path and path != script and suffix in (*_CONFIGURATIONS, ".py") and (folder / path).is_file():
+            groups.append((path, False, _of_file(folder / path)))
+    if script is not None:
+        groups.append((script, True, _of_file(folder / script)))
+    found: list[Named] = []
+    known: set[str] = set()  # options that a stronger source sets
+    for source, weak, values in groups:
+        keys = set()
+        for key, value in values:
+            path = _plain(value)
+            name = key.lower().replace("-", "_")
+            if name and name in known:
+                continue
+            keys.add(name)
+            if path and not _RESULTS.search(name.rpartition(".")[2]):
+                found.append(Named(name, path, source, weak))
+        known |= keys - {""}
+    return tuple(found)
+
+
+def _plain(value: str) -> str | None:
+    """A value as a relative path; None if it cannot be one in the code folder."""
+    if not value or len(value) > LONGEST or value.startswith(("/", "~", "-")) or "://" in value:
+        return None
+    if "\n" in value or "\0" in value:
+        return None
+    path = os.path.normpath(value)
+    return None if path in (".", "..") or path.startswith("../") else path
+
+
+def _of_words(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The values of ``--key value …``, ``--key=value``, ``key=value`` and of plain words."""
+    key = ""
+    for word in words:
+        if word.startswith("-"):
+            key, has, value = word.lstrip("-").partition("=")
+            if has:
+                yield from ((key, each) for each in _split(value))
+                key = ""
+        elif re.match(r"[A-Za-z_][\w.]*=", word):
+            name, _, value = word.partition("=")
+            yield from ((name, each) for each in _split(value))
+        else:
+            yield from ((key, each) for each in _split(word))
+
+
+def _split(value: str) -> tuple[str, ...]:
+    """A value, and its parts if it is a list with commas."""
+    return (value, *value.split(",")) if "," in value else (value,)
+
+
+def _of_file(path: Path) -> list[tuple[str, str]]:
+    """The strings of a configuration or a Python file, with their keys; none if it cannot be read.
+
+    A faulty configuration is not reported here: whether it is one is known to the program only.
+    """
+    try:
+        if path.suffix.lower() == ".py":
+            if path.stat().st_size > _SOURCE:
+                return []
+            found = _constants(ast.parse(path.read_bytes()), "")
+        elif path.suffix.lower() in _CONFIGURATIONS:
+            found = _strings(load_either(path, hint=""), "")
+        else:
+            return []
+        return [pair for pair, _ in zip(found, range(_VALUES), strict=False)]
+    except (OSError, UsageError, SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+
+
+def _strings(data: Any, key: str) -> Iterator[tuple[str, str]]:
+    """The strings in nested data, each with the innermost key."""
+    match data:
+        case str():
+            yield key, data
+        case dict():
+            for name, value in data.items():
+                yield from _strings(value, str(name))
+        case list():
+            for value in data:
+                yield from _strings(value, key)
+
+
+def _constants(node: ast.AST, key: str) -> Iterator[tuple[str, str]]:
+    """The string constants of Python code, each with the name that it is assigned to."""
+    match node:
+        case ast.Constant(value=str() as text):
+            yield key, text
+        case ast.Expr(value=ast.Constant()):  # a docstring
+            return
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            yield from _constants(value, name)
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+            yield from _constants(value, name)
+        case ast.keyword(arg=str() as name, value=value):
+            yield from _constants(value, name)
+        case ast.Call(func=ast.Attribute(attr="add_argument")):
+            yield from _default(node)
+        case ast.Dict(keys=names, values=values):
+            for each, value in zip(names, values, strict=True):
+                yield from _constants(value, _text(each) or key)
+        case _:
+            for child in ast.iter_child_nodes(node):
+                yield from _constants(child, key)
+
+
+def _default(call: ast.Call) -> Iterator[tuple[str, str]]:
+    """The default of an option of argparse."""
+    option = max(map(_text, call.args), key=len, default="").lstrip("-")
+    for each in call.keywords:
+        if each.arg == "default":
+            yield from _constants(each.value, option)
+
+
+def _text(node: ast.expr | None) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
