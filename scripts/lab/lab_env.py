@@ -158,7 +158,10 @@ def _install_deepspeed(pip: list[str | Path], prefix: Path, stage: Path, log: Lo
     if not shutil.which(lab_recipe.COMPILER):
         raise LabError(f"{lab_recipe.COMPILER} is missing, which builds DeepSpeed's operators. Run: scripts/setup")
     wrapper = stage / "c++"
-    flags = " ".join(("-g0", "-O2", *lab_recipe.COMPILER_FLAGS.get(platform.machine(), ())))
+    # torch's headers have messages with __FILE__, which no deployment could rewrite to a longer prefix.
+    flags = " ".join(
+        ("-g0", "-O2", f"-ffile-prefix-map={prefix}=", *lab_recipe.COMPILER_FLAGS.get(platform.machine(), ()))
+    )
     wrapper.write_text(f'#!/bin/sh\nexec {lab_recipe.COMPILER} "$@" {flags}\n')
     wrapper.chmod(0o755)
     env = {f"DS_BUILD_{name}": "1" for name in lab_recipe.OPERATORS}

@@ -49,6 +49,7 @@ REQUIREMENTS = (
     "fire==0.7.1",
     "gradio==5.50.0",
     "hf-transfer==0.1.9",
+    "lightning==2.6.6",
     "matplotlib==3.11.2",
     "modelscope==1.40.2",
     "numpy==2.4.6",
@@ -68,6 +69,7 @@ REQUIREMENTS = (
     "tiktoken==0.14.0",
     "tokenizers==0.22.2",
     "torchdata==0.11.0",
+    "torchmetrics==1.4.3",  # of Lightning; newer ones import torchvision if its metadata is installed
     "transformers==5.6.0",
     "trl==0.24.0",
     "tyro==0.8.14",
@@ -83,18 +85,18 @@ charset-normalizer==3.5.2 click==8.5.1 contourpy==1.3.3 cryptography==50.0.2 cwe
 docstring-parser==0.18.0 ffmpy==1.0.0 filelock==4.2.11 fonttools==4.68.0 frozenlist==1.8.0 fsspec==2025.3.0
 googleapis-common-protos==1.76.0 gradio-client==1.14.0 groovy==0.1.2 grpcio==1.85.1 h11==0.16.0 hf-xet==1.8.0
 hjson==3.1.0 httpcore==1.0.9 httpx==0.28.1 huggingface-hub==1.33.0 idna==3.20 jinja2==3.1.6 kiwisolver==1.5.1
-markdown-it-py==4.3.0 markdown==3.11.3 markupsafe==3.0.4 mdurl==0.1.2 modelscope-hub==0.5.1 mpmath==1.3.0 msgpack==1.2.4
-multidict==7.2.1 multiprocess==0.70.16 networkx==3.6.1 opentelemetry-api==1.45.2
+lightning-utilities==0.15.3 markdown-it-py==4.3.0 markdown==3.11.3 markupsafe==3.0.4 mdurl==0.1.2 modelscope-hub==0.5.1
+mpmath==1.3.0 msgpack==1.2.4 multidict==7.2.1 multiprocess==0.70.16 networkx==3.6.1 opentelemetry-api==1.45.2
 opentelemetry-exporter-http-transport==0.66b2 opentelemetry-exporter-otlp-common==0.66b2
 opentelemetry-exporter-otlp-proto-common==1.45.2 opentelemetry-exporter-otlp-proto-http==1.45.2
 opentelemetry-proto==1.45.2 opentelemetry-sdk==1.45.2 opentelemetry-semantic-conventions==0.66b2 orjson==3.13.0
 pathspec==1.1.1 pillow==11.3.0 platformdirs==4.14.7 pluggy==1.7.0 propcache==0.5.4 psutil==7.2.2 py-cpuinfo==9.0.0
 pyarrow==26.0.1 pycparser==3.12 pydantic-core==2.41.4 pydub==0.25.1 pygments==2.21.0 pyparsing==3.3.3
-python-dateutil==4.0.0 python-multipart==0.0.34 pytz==2026.6 regex==2026.11.15 requests==2.34.2 rich==15.0.0
-ruff==0.17.5 safehttpx==0.1.7 semantic-version==2.10.0 shellingham==1.5.4 shtab==1.13.0 starlette==0.52.1 sympy==1.14.0
-tensorboard-data-server==0.7.2 termcolor==3.3.0 tomlkit==0.13.3 tqdm==4.70.1 trove-classifiers==2026.9.21.13
-typer==0.29.2 typing-extensions==4.16.0 typing-inspection==0.4.5 tzdata==2026.6 urllib3==2.8.0 websockets==15.0.1
-werkzeug==3.1.9 xxhash==4.1.0 yarl==1.25.1
+python-dateutil==4.0.0 python-multipart==0.0.34 pytorch-lightning==2.6.6 pytz==2026.6 regex==2026.11.15 requests==2.34.2
+rich==15.0.0 ruff==0.17.5 safehttpx==0.1.7 semantic-version==2.10.0 shellingham==1.5.4 shtab==1.13.0 starlette==0.52.1
+sympy==1.14.0 tensorboard-data-server==0.7.2 termcolor==3.3.0 tomlkit==0.13.3 tqdm==4.70.1
+trove-classifiers==2026.9.21.13 typer==0.29.2 typing-extensions==4.16.0 typing-inspection==0.4.5 tzdata==2026.6
+urllib3==2.8.0 websockets==15.0.1 werkzeug==3.1.9 xxhash==4.1.0 yarl==1.25.1
 """
 CONSTRAINTS = tuple(_TRIED.split())
 

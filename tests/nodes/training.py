@@ -29,16 +29,16 @@ class Training:
         """``clusterctl`` in the folder, to its end."""
         return command.run(*argv, cwd=self.folder, timeout=timeout, **options)
 
-    def own(self, folder):
-        """The same nodes for another folder, where no other test starts runs."""
+    def own(self, folder, trainers=None):
+        """The same nodes for another folder, where no other test starts runs; with other trainers, with these alone."""
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("inventory.yaml", "id_ed25519", "known_hosts"):
             shutil.copy2(self.folder / name, folder)
-        if self.trainers == TRAINERS:
+        if self.trainers == TRAINERS and trainers is None:
             shutil.copy2(self.folder / "train.yaml", folder)
             for name in ("model", "data"):
                 shutil.copytree(self.folder / name, folder / name)
-        return Training(folder, self.box, self.trainers)
+        return Training(folder, self.box, trainers or self.trainers)
 
     def write(self, node, path, text):
         """A file of the user's on a node."""
@@ -151,12 +151,16 @@ class Attached:
             text=True,
         )
         self.output = ""
+        self.until(until)
+
+    def until(self, pattern):
+        """Reads on, to the first line that matches ``pattern``."""
         for line in self.process.stdout:
             self.output += line
-            if re.search(until, line):
+            if re.search(pattern, line):
                 return
         self.end()
-        raise AssertionError(f"nothing like {until!r}:\n{self.output}")
+        raise AssertionError(f"nothing like {pattern!r}:\n{self.output}")
 
     def end(self):
         """However far it has come."""
