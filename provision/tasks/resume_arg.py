@@ -18,10 +18,13 @@ AskResume = Callable[[str], str]  # of a program's name, the arguments by which 
 def choose_resume_arg(job: Job, files: RunFiles, ask: AskResume | None) -> Job:
     """The job with its script's arguments to resume: typed, from its source, or the user's answer.
 
-    ``ask`` is not called if the folder of the checkpoints is not known: then there is nothing to resume from.
+    None in the result: not known. clusterctl's own trainer and configurations need none. ``ask`` is not called if the
+    folder of the checkpoints is not known: then there is nothing to resume from.
     """
-    if files.resuming is None or job.resume_arg is not None:
+    if job.resume_arg is not None:
         return job
+    if files.resuming is None:
+        return replace(job, resume_arg="")
     text = files.resuming.text
     if text is None and ask is not None and files.output is not None:
         text = ask(Path(job.target).name)
@@ -44,4 +47,4 @@ def with_resume_arg(plans: Sequence[Plan], text: str) -> list[Plan]:
         raise UsageError(
             "--resume-arg is for scripts: LLaMA-Factory resumes with resume_from_checkpoint", hint="omit --resume-arg"
         )
-    return [plan._replace(resume=plan.resume and plan.resume._replace(argv=words)) for plan in plans]
+    return [plan._replace(resume=plan.resume and plan.resume._replace(argv=words, known=True)) for plan in plans]

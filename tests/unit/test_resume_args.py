@@ -125,9 +125,9 @@ def test_the_user_is_asked_only_if_nothing_is_known(tmp_path, monkeypatch):
 
 
 def test_a_resume_takes_other_arguments_and_keeps_them_in_the_plans():
-    plan = Plan("r", "node01", ("x",), {}, launcher="torchrun", resume=Resume("job/out"))
+    plan = Plan("r", "node01", ("x",), {}, launcher="torchrun", resume=Resume("job/out", known=False))
     (new,) = with_resume_arg([plan], "--load_dir {folder} --ckpt_id {tag}")
-    assert new.resume == Resume("job/out", ("--load_dir", "{folder}", "--ckpt_id", "{tag}"))
+    assert new.resume == Resume("job/out", ("--load_dir", "{folder}", "--ckpt_id", "{tag}"), known=True)
     assert from_json(new.to_json()) == new
     for launcher, text, message in (
         ("torchrun", "--resume {path}", "is not one of"),
