@@ -16,10 +16,10 @@ def found(*lines):
 @pytest.mark.parametrize(
     ("line", "reading"),
     [
-        ("[rank0]:[titan] 2026-05-18 16:04:46,338 - root - INFO - step: 14  loss:  3.24405  grad_norm:  0.8319", (14, 3.24405, None)),
+        ("[titan] 2026-05-18 16:04:46,338 - root - INFO - step: 14  loss:  3.24405  tps: 7,282", (14, 3.24405, None)),
         ("1|25|Loss: 1.2345: 100%|#####| 25/25 [00:10<00:00,  2.5it/s]", (25, 1.2345, None)),
         ("Step 1 | loss:1.2345 lr:2e-05 tokens_per_second_per_gpu:1234.5", (1, 1.2345, None)),
-        ("step 00100/21400 (0.47%) | loss: 3.123456 | lrm: 1.00 | dt: 345.12ms | tok/sec: 1,518,000", (100, 3.123456, None)),
+        ("step 00100/21400 (0.47%) | loss: 3.123456 | lrm: 1.00 | dt: 345.12ms", (100, 3.123456, None)),
         ("step:125/1750 val_loss:4.5123 train_time:1234ms step_avg:9.87ms", (125, None, 4.5123)),
         ("Epoch 1 | iter 4 step 1 | loss train: 1.504, val: n/a | iter time: 300.12 ms (step)", (1, 1.504, None)),
         ("Epoch 0:  50%|##  | 50/100 [00:10<00:10,  5.00it/s, v_num=0, train_loss=2.310]", (50, 2.31, None)),

@@ -6,8 +6,8 @@ Python dictionary, also with ``tensor(1)`` and ``np.float32(1)``.
 
 A wrong reading is worse than none. These rules protect from one:
 
-- every word of a name is known: ``train/loss`` and ``lm loss`` are losses; ``loss_scale``, ``aux_loss``, ``packet loss``
-  and ``max_steps`` are not. The word before a name belongs to it
+- every word of a name is known: ``train/loss`` and ``lm loss`` are losses; ``loss_scale``, ``aux_loss``,
+  ``packet loss`` and ``max_steps`` are not. The word before a name belongs to it
 - a step is a whole number, and the end of each number is visible: ``0%``, ``5s`` and ``1.2.3`` are none
 - the name of an evaluation, or the word before the loss ("Test: … loss 2.1"), keeps its loss out of the training's
 - the summary at the end of a training (``train_runtime``) is skipped
@@ -33,7 +33,9 @@ NUMBER = (
 )
 _END = r"(?![\w]|\.\d|,\d{3}(?!\d)|[-+]\d| ?%)"
 _NAME = r"(?<![\w/.\-])(?=([^\W\d][\w/.\-]{0,80}))\1"
-_BETWEEN = r"""['"]?(?:[ \t]{0,9}[:=|：][ \t]{0,9}|[ \t]{1,9})['"\[]?(?:(?:tensor|array|np\.float\d{1,3})\()?['"]?"""
+_BETWEEN = (
+    r"""['"]?(?:[ \t]{0,9}[:=|\uff1a][ \t]{0,9}|[ \t]{1,9})['"\[]?(?:(?:tensor|array|np\.float\d{1,3})\()?['"]?"""
+)
 _PAIR = re.compile(rf"{_NAME}{_BETWEEN}({NUMBER}){_END}(?:[ ]?(?:/|of )[ ]?(\d{{1,15}})(?![\w.]))?")
 _BEFORE = re.compile(r"([^\W\d_]{1,20}) {1,2}$")
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
