@@ -30,6 +30,7 @@ from provision.run.config import MisspelledKeyError
 from provision.run.config_text import read
 from provision.run.record import TrainResult
 from provision.run.spec import VISIBLE, choose_nodes, workers
+from provision.tasks import ds_files
 from provision.tasks.gate import GateOptions, GateResult, gate
 from provision.tasks.runs import by_name, find, refuse_others, run_folder
 from provision.tasks.start import Following, Start
@@ -239,6 +240,9 @@ def _pack(session: Session, asked: Training) -> tuple[str, RunFiles, tuple[Node,
     except MisspelledKeyError as error:
         error.hint += ": " + session.again("--force", command="train")
         raise
+    checked = ds_files.check_job(asked.job, files.settings, world=ds_files.world_of(asked.job, nodes))
+    for text in ds_files.refuse(checked, forced=asked.gate.force, again=session.again("--force", command="train")):
+        session.warn(text)
     return run_id(asked), files, nodes
 
 
