@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from importlib.abc import Traversable
     from pathlib import Path
 
+    from provision.run.needs import Need
+
 WORK = "job"
 LIMIT = 2 << 30  # bytes that a run sends at most, unless the caller sets another limit
 _SKIPPED = {".git", "__pycache__"}
@@ -46,7 +48,7 @@ class RunFiles:
     ``texts`` are generated files: the config, and files rewritten for new paths. ``progress`` is the trainer's log and
     ``output`` the folder with its checkpoints, both relative to the run's folder unless absolute. ``settings`` are the
     values of the config, or of accelerate's. ``there`` are absolute paths that the run reads on the nodes: they must
-    exist and be the same on every node.
+    exist and be the same on every node. ``needs`` is what the release and the nodes must have.
     """
 
     config: Path
@@ -58,6 +60,7 @@ class RunFiles:
     output: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     there: tuple[str, ...] = ()
+    needs: tuple[Need, ...] = ()
 
     @property
     def size(self) -> int:

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from provision.errors import ListedError
 from provision.model import Node
+from provision.run import WORK, Job, RunFiles, needs
 from provision.run.config_text import read
-from provision.run.job import Job
 from provision.run.program import Program, is_deepspeed, read_program
-from trainer.ds_config import Gpu
 from trainer.ds_config.check import ACCELERATE, ERROR, LIMIT, TRAINER, UNKNOWN, Context, Finding, check, parse
 from trainer.ds_config.check.arguments import DEFAULTS, typed
+from trainer.ds_config.check.reading import read as read_json
 
 _OPTIONS = re.compile(r"(^|_)(deepspeed|deepspeed_config|deepspeed_config_file|ds_config|ds_config_file|ds_cfg)$")
 _INLINE = "deepspeed"  # LLaMA-Factory's key, also for the configuration itself
@@ -32,12 +32,12 @@ class Checked:
     Attributes:
         file: the file, as messages name it.
         findings: in the order of its lines.
-        text: its content.
+        data: its content; empty if it cannot be read.
     """
 
     file: str
     findings: tuple[Finding, ...]
-    text: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -45,18 +45,30 @@ class Checked:
         return tuple(each.text(self.file) for each in self.findings)
 
 
-def check_job(job: Job, settings: Mapping[str, Any], *, world: int | None, gpu: Gpu | None = None) -> list[Checked]:
+def check_job(
+    job: Job, files: RunFiles, *, world: int | None, env: Mapping[str, str]
+) -> tuple[list[Checked], RunFiles]:
     """Check every DeepSpeed configuration that a job names and that is on this machine.
 
     Args:
         job: the job.
-        settings: of a LLaMA-Factory config, with the values typed after ``--``, or of accelerate's configuration.
+        files: its files, with the settings of a LLaMA-Factory config or of accelerate's configuration.
         world: the number of processes, if known.
-        gpu: the nodes' GPU, if known.
+        env: the run's environment variables.
+
+    Returns:
+        The findings; and the files with what the job needs in the release and on the nodes.
     """
     folder, program = _program(job)
-    context = replace(_context(job, settings, program), world=world, gpu=gpu)
-    return [check_file(folder / name, name, context) for name in _files(job, settings, folder, program)]
+    context = replace(_context(job, files.settings, program), world=world)
+    checked = []
+    for name in _files(job, files, folder, program):
+        made = files.texts.get(f"{WORK}/{name}")
+        checked.append(check_file(folder / name, name, context) if made is None else _checked(name, made, context))
+    values = {**(context.arguments or {}), **(parse(job.args) if job.kind != "config" else {})}
+    configs = {each.file: each.data for each in checked}
+    found = needs.needed(values, configs, factory=job.kind == "config", env=env)
+    return checked, replace(files, needs=found)
 
 
 def check_file(path: Path, name: str, context: Context) -> Checked:
@@ -73,6 +85,10 @@ def check_file(path: Path, name: str, context: Context) -> Checked:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         return Checked(name, (Finding(ERROR, "the file cannot be read", why, "correct its name"),))
+    return _checked(name, data, context)
+
+
+def _checked(name: str, data: bytes, context: Context) -> Checked:
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return Checked(name, (Finding(ERROR, "the file is UTF-16", "", f"iconv -f UTF-16 -t UTF-8 {name} >NEW"),))
     try:
@@ -81,7 +97,8 @@ def check_file(path: Path, name: str, context: Context) -> Checked:
         line = data[: error.start].count(b"\n") + 1
         fix = f"iconv -f GBK -t UTF-8 {name} >NEW, with its real encoding"
         return Checked(name, (Finding(ERROR, "the file is not UTF-8", "json.load fails", fix, line, 1),))
-    return Checked(name, tuple(check(text, context)), text)
+    content = read_json(text).data
+    return Checked(name, tuple(check(text, context)), content if isinstance(content, dict) else {})
 
 
 def context_of(job: Job, settings: Mapping[str, Any]) -> Context:
@@ -165,8 +182,9 @@ def _looks_like_trainer(job: Job, arguments: Mapping[str, Any]) -> bool:
     return names_file and len(known & arguments.keys()) > 0
 
 
-def _files(job: Job, settings: Mapping[str, Any], folder: Path, program: Program | None) -> Iterator[str]:
-    """The configurations on this machine, relative to the folder."""
+def _files(job: Job, files: RunFiles, folder: Path, program: Program | None) -> Iterator[str]:
+    """The configurations that are sent from this machine, relative to the folder."""
+    settings, made = files.settings, files.texts
     named: dict[str, None] = {}
     if job.kind == "config":
         named[str(settings.get(_INLINE))] = None
@@ -180,7 +198,7 @@ def _files(job: Job, settings: Mapping[str, Any], folder: Path, program: Program
             if _is_file(folder / name) and is_deepspeed(folder / name):
                 named[name] = None
     for name in named:
-        if not name.startswith("/") and _is_file(folder / name):
+        if not name.startswith("/") and (f"{WORK}/{name}" in made or _is_file(folder / name)):
             yield name
 
 

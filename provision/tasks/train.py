@@ -240,7 +240,8 @@ def _pack(session: Session, asked: Training) -> tuple[str, RunFiles, tuple[Node,
     except MisspelledKeyError as error:
         error.hint += ": " + session.again("--force", command="train")
         raise
-    checked = ds_files.check_job(asked.job, files.settings, world=ds_files.world_of(asked.job, nodes))
+    env = {**session.inventory.train.env, **asked.job.env}
+    checked, files = ds_files.check_job(asked.job, files, world=ds_files.world_of(asked.job, nodes), env=env)
     for text in ds_files.refuse(checked, forced=asked.gate.force, again=session.again("--force", command="train")):
         session.warn(text)
     return run_id(asked), files, nodes
