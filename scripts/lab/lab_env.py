@@ -158,7 +158,9 @@ def _install_deepspeed(pip: list[str | Path], prefix: Path, stage: Path, log: Lo
     if not shutil.which(lab_recipe.COMPILER):
         raise LabError(f"{lab_recipe.COMPILER} is missing, which builds DeepSpeed's operators. Run: scripts/setup")
     wrapper = stage / "c++"
-    flags = " ".join(("-g0", "-O2", *lab_recipe.COMPILER_FLAGS.get(platform.machine(), ())))
+    # Without the map, torch's assertions name the headers' paths, and a release cannot be moved to a longer one.
+    mapped = f"-ffile-prefix-map={prefix}=."
+    flags = " ".join(("-g0", "-O2", mapped, *lab_recipe.COMPILER_FLAGS.get(platform.machine(), ())))
     wrapper.write_text(f'#!/bin/sh\nexec {lab_recipe.COMPILER} "$@" {flags}\n')
     wrapper.chmod(0o755)
     env = {f"DS_BUILD_{name}": "1" for name in lab_recipe.OPERATORS}
