@@ -104,6 +104,7 @@ _FACTORY = (
 _FACTORY_VERSION = "0.9.5"
 _BITS = "0.46.1"  # transformers 5 takes no older bitsandbytes
 _TRUE = ("1", "y", "true")
+_COMPILERS = frozenset({"CUDA_HOME", "CUDA_PATH", "CXX", "PATH"})
 
 
 def needed(
@@ -124,7 +125,8 @@ def needed(
             found[Package((name,), f"LLaMA-Factory {_FACTORY_VERSION}", least, most, given)] = None
     for file, config in configs.items():
         found |= dict.fromkeys(_of_deepspeed(file, config))
-    return tuple(found)
+    # With such a variable the run finds compilers that the agent does not.
+    return tuple(need for need in found if isinstance(need, Package) or _COMPILERS.isdisjoint(env))
 
 
 def _packages(values: Mapping[str, Any]) -> Iterator[Package]:

@@ -21,7 +21,6 @@ from trainer.ds_config.check.arguments import DEFAULTS, typed
 from trainer.ds_config.check.reading import read as read_json
 
 _OPTIONS = re.compile(r"(^|_)(deepspeed|deepspeed_config|deepspeed_config_file|ds_config|ds_config_file|ds_cfg)$")
-_INLINE = "deepspeed"  # LLaMA-Factory's key, also for the configuration itself
 _LISTED = 40
 
 
@@ -185,19 +184,16 @@ def _looks_like_trainer(job: Job, arguments: Mapping[str, Any]) -> bool:
 def _files(job: Job, files: RunFiles, folder: Path, program: Program | None) -> Iterator[str]:
     """The configurations that are sent from this machine, relative to the folder."""
     settings, made = files.settings, files.texts
-    named: dict[str, None] = {}
     if job.kind == "config":
-        named[str(settings.get(_INLINE))] = None
+        named = [settings.get("deepspeed")]
     else:
-        arguments = {**parse(job.launcher_args), **parse(job.args), **(program.given or {} if program else {})}
-        named |= {value: None for name, value in arguments.items() if _OPTIONS.search(name) and isinstance(value, str)}
+        arguments = {**parse(job.launcher_args), **parse(job.args), **((program and program.given) or {})}
+        named = [value for name, value in arguments.items() if _OPTIONS.search(name)]
         inner = settings.get("deepspeed_config")
-        if isinstance(inner, dict):
-            named[str(inner.get("deepspeed_config_file"))] = None
-        for name in program.files if program else ():
-            if _is_file(folder / name) and is_deepspeed(folder / name):
-                named[name] = None
-    for name in named:
+        named += [inner.get("deepspeed_config_file")] if isinstance(inner, dict) else []
+        written = program.files if program else ()
+        named += [name for name in written if _is_file(folder / name) and is_deepspeed(folder / name)]
+    for name in dict.fromkeys(each for each in named if isinstance(each, str)):
         if not name.startswith("/") and (f"{WORK}/{name}" in made or _is_file(folder / name)):
             yield name
 

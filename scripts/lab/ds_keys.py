@@ -56,7 +56,6 @@ GIVEN = {
     "pipeline": {"type": "object"},
     "bfloat16": {"type": "object"},
     "inference": {"type": "object"},
-    "comment": {"type": "any"},
 }
 REQUIRED = inspect.Parameter.empty
 

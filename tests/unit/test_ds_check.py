@@ -201,6 +201,10 @@ def test_rules_of_deepspeed(name):
     assert fix.lower() in errors[0].fix.lower()
 
 
+def test_a_remark_is_no_unknown_key():
+    assert of(changed(_comment="for 8 GPUs", **{"//comment1": "x"})) == []
+
+
 def test_offload_of_parameters_needs_stage_3_and_a_device():
     found = of(zero(offload_param={"device": "cpu"}, offload_optimizer={}))
     assert [(each.level, each.key.rpartition(".")[2]) for each in found] == [

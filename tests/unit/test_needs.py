@@ -124,6 +124,10 @@ def test_torch_adam_needs_no_op_and_gpus_no_shared_memory_of_processors():
     assert '"torch_adam": true' in found.fix
 
 
+def test_a_run_that_names_its_compiler_is_not_refused():
+    assert findings(configs={"ds.json": ADAM}, known=facts(gpus=8), env={"CUDA_HOME": "/opt/cuda"}) == []
+
+
 def test_deepspeed_itself_is_needed():
     (found,) = findings(configs={"ds.json": {}}, known=facts({"torch": "2.13.0"}))
     assert "no deepspeed, which ds.json needs" in found.observed
