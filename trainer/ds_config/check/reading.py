@@ -298,11 +298,8 @@ class _Reader:
         self.note("a comma before %s" % bracket, "remove the comma in line %d" % line, at=comma)
 
     def missing_comma(self) -> None:
-        line = self.place(self.at)[0]
-        own = (
-            "\n" in self.text[self.text.rfind("\n", 0, self.at) :][:1]
-            and not self.text[self.text.rfind("\n", 0, self.at) + 1 : self.at].strip()
-        )
+        line, column = self.place(self.at)
+        own = line > 1 and not self.text[self.at - column + 1 : self.at].strip()  # the first thing in its line
         what = "a comma is missing before %s" % self.shown()
         self.note(
             what, "add a comma at the end of the line before" if own else "add a comma in line %d" % line, accepted=own
