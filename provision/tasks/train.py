@@ -31,6 +31,7 @@ from provision.run.config_text import read
 from provision.run.ignored import unsent_text
 from provision.run.record import TrainResult
 from provision.run.spec import VISIBLE, choose_nodes, workers
+from provision.tasks import ds_files
 from provision.tasks.gate import GateOptions, GateResult, gate
 from provision.tasks.resume_arg import AskResume, choose_resume_arg, with_resume_arg
 from provision.tasks.runs import by_name, find, refuse_others, run_folder
@@ -263,6 +264,10 @@ def _pack(session: Session, asked: Training) -> tuple[str, RunFiles, tuple[Node,
         name, typed = Path(asked.job.target).name, asked.job.resume_arg is not None
         for text in resume_args.notices(files.resuming, name, output_known=files.output is not None, typed=typed):
             session.emit(Notice(text))
+    env = {**session.inventory.train.env, **asked.job.env}
+    checked, files = ds_files.check_job(asked.job, files, world=ds_files.world_of(asked.job, nodes), env=env)
+    for text in ds_files.refuse(checked, forced=asked.gate.force, again=session.again("--force", command="train")):
+        session.warn(text)
     return run_id(asked), files, nodes
 
 
