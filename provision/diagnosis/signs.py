@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from provision.diagnosis.arrivals import find_arrival, name_ranks, node_of
 from provision.diagnosis.cause import Cause, Sign
-from provision.diagnosis.causes import TABLE, processes
+from provision.diagnosis.causes import TABLE, nccl, processes
 from provision.diagnosis.evidence import comparable
 from provision.diagnosis.reading import progress
 from provision.inventory import fold
@@ -91,7 +91,8 @@ SURVIVED = 2.0  # seconds before the last progress in which a failure may be: pr
 
 def signs(evidence: Evidence) -> tuple[Sign, ...]:
     """All signs, except signs that the run survived."""
-    found = [sign for record in evidence.records for sign in _of_record(record)]
+    several = len(evidence.records) > 1
+    found = [sign for record in evidence.records for sign in _of_record(record, several=several)]
     found = _with_missing_rank(found, evidence)
     found = [_of_lost_node(sign, evidence) for sign in found]
     if evidence.run:
@@ -108,11 +109,19 @@ def _is_fatal(sign: Sign, alive: float | None) -> bool:
 
 
 def _with_missing_rank(found: list[Sign], evidence: Evidence) -> list[Sign]:
-    """The signs with the rank that did not arrive instead of the ranks that waited for it."""
+    """The signs with the rank that did not arrive instead of the ranks that waited for it, or without one if none did."""
     if not any(sign.cause.id in _BEHIND for sign in found):
         return found
     met = find_arrival(evidence)
-    if met is None or not met.missing:
+    if met is None:
+        return found
+    if met.complete:
+        counts = {"count": str(len(met.waiting)), "number": str(met.number), "operation": met.operation}
+        return [
+            replace(sign, cause=nccl.STUCK, captured={**sign.captured, **counts}) if sign.cause.id in _BEHIND else sign
+            for sign in found
+        ]
+    if not met.missing:
         return found
     rank = met.missing[0]
     node = node_of(evidence, rank)
@@ -147,17 +156,18 @@ def _of_lost_node(sign: Sign, evidence: Evidence) -> Sign:
     return sign
 
 
-def _of_record(record: Record) -> Iterator[Sign]:
-    streams: dict[int | None, list[Line]] = {}
-    for line in record.lines:
-        streams.setdefault(line.rank, []).append(line)
+def _of_record(record: Record, *, several: bool) -> Iterator[Sign]:
+    streams: dict[int | None, list[int]] = {}  # by rank: the places of its lines
+    for place, line in enumerate(record.lines):
+        streams.setdefault(line.rank, []).append(place)
     for rank in sorted(streams, key=lambda rank: (rank is None, rank)):
-        yield from _of_stream(record, streams[rank])
+        yield from _of_stream(record, streams[rank], several=several)
     for order, event in enumerate(record.events):
         yield from _of_event(record, event, order)
 
 
-def _of_stream(record: Record, lines: list[Line]) -> Iterator[Sign]:
+def _of_stream(record: Record, places: list[int], *, several: bool) -> Iterator[Sign]:
+    lines = [record.lines[place] for place in places]
     known: dict[str, tuple[Cause, dict[str, str]] | None] = {}  # logs repeat many lines
     for order, line in enumerate(lines):
         if line.text not in known:
@@ -166,7 +176,10 @@ def _of_stream(record: Record, lines: list[Line]) -> Iterator[Sign]:
             continue
         before = lines[max(0, order - CONTEXT) : order]
         for cause, captured in match_line(line.text):
-            if cause.context and not any(cause.around.search(each.text) for each in reversed(before)):
+            around = record.lines[max(0, places[order] - CONTEXT) : places[order]] if cause.anywhere else before
+            if cause.context and not any(cause.around.search(each.text) for each in reversed(around)):
+                continue
+            if cause.several and not several:
                 continue
             after = 0 if "local_rank" in captured else cause.more  # a launcher's line is followed by its own traceback
             more = tuple(each.text for each in lines[order + 1 : order + 1 + after])

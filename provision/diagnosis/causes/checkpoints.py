@@ -44,6 +44,32 @@ CAUSES = (
         ),
     ),
     Cause(
+        id="checkpoint.race",
+        says="several ranks renamed or deleted the same checkpoint folder",
+        fix=(
+            "only one rank may do it: transformers 4.37 or later, and save_on_each_node: false on a shared disk",
+            "without a shared disk: an output_dir on each node's own disk",
+            "clusterctl resume RUN uses the newest complete checkpoint",
+        ),
+        source="https://github.com/huggingface/transformers/issues/27925",
+        lines=(
+            r"\[Errno (?:2|39)\] (?:No such file or directory|Directory not empty): '[^']+' -> '[^']*checkpoint-\d+'",
+            r"\[Errno (?:2|39)\] (?:No such file or directory|Directory not empty): '[^']*tmp-checkpoint-[^']*'",
+        ),
+    ),
+    Cause(
+        id="checkpoint.deleted",
+        says="several ranks deleted the same old checkpoint: {path} no longer exists",
+        fix=(
+            "with a shared disk only the first rank of the run may delete: save_on_each_node: false, or a larger "
+            "save_total_limit",
+            "clusterctl resume RUN uses the newest complete checkpoint",
+        ),
+        source="https://github.com/huggingface/transformers/issues/20988",
+        lines=(r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>[^']+)'",),
+        context=r"in _rotate_checkpoints|shutil\.rmtree\(checkpoint",
+    ),
+    Cause(
         id="checkpoint.missing",
         says="no checkpoint to resume from[ at {path}]",
         fix=(
@@ -61,6 +87,17 @@ CAUSES = (
             r"Error loading checkpoint from (?P<path>\S+)",
             r"Client provided checkpoint load path: (?P<path>\S+) does not exist",
         ),
+    ),
+    Cause(
+        id="checkpoint.weights_only",
+        says="torch refuses an object in the checkpoint[: {name}]",
+        fix=(
+            "from torch 2.6 on torch.load reads only plain data: use the versions that wrote the checkpoint",
+            "or newer ones of transformers and DeepSpeed, which allow their own objects",
+            "in your own script, for your own checkpoints: torch.load(..., weights_only=False)",
+        ),
+        source="https://github.com/huggingface/transformers/issues/40500",
+        lines=(r"Unsupported global: GLOBAL (?P<name>\S+)", r"Weights only load failed", r"WeightsUnpickler error"),
     ),
     Cause(
         id="checkpoint.torn",

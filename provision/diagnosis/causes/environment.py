@@ -69,6 +69,16 @@ CAUSES = (
         alone="; the other nodes have it",
     ),
     Cause(
+        id="env.locale",
+        says="Python reads and writes text as {name}, because the node has no locale",
+        fix=(
+            "LC_ALL: C.UTF-8 in train.env, or PYTHONUTF8: 1",
+            "in your own script: open(path, encoding='utf-8')",
+        ),
+        source="https://github.com/datadreamer-dev/DataDreamer/issues/13",
+        lines=(r"Unicode(?:De|En)codeError: '(?P<name>ascii|latin-1)' codec can't",),
+    ),
+    Cause(
         id="env.instruction",
         says="a program was built for a newer processor than the node's (illegal instruction)",
         fix=(
@@ -143,6 +153,33 @@ CAUSES = (
         source="https://github.com/deepspeedai/DeepSpeed/issues/3969",
         lines=(r"'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'",),
         grade="late",
+    ),
+    Cause(
+        id="launcher.ssh",
+        says="the launcher cannot log in to {name}",
+        fix=(
+            "start it with clusterctl train, which uses the inventory's logins",
+            "by hand: a login by key without a question to every host of the hostfile, the launcher's own one too",
+        ),
+        source="https://github.com/deepspeedai/DeepSpeed/issues/4907",
+        lines=(
+            r"host=(?P<name>\S+) was not reachable via ssh",
+            r"Command 'ssh .*?(?P<name>\S+) hostname' returned non-zero exit status 255",
+            r"^(?:pdsh@\S+: )?(?P<name>\S+): (?:Host key verification failed|Permission denied \(publickey)",
+        ),
+    ),
+    Cause(
+        id="launcher.path",
+        says="the launcher's paths do not exist on another node: {path}",
+        fix=(
+            "start it with clusterctl train: it sends the script, and clusterctl deploy brings the environment",
+            "by hand: the script's folder and the Python environment at the same paths on every node",
+        ),
+        source="https://github.com/deepspeedai/Megatron-DeepSpeed/issues/126",
+        lines=(
+            r"sh: (?:line \d+: )?cd: (?P<path>\S+): No such file or directory",
+            r"sh: (?:line \d+: )?(?P<path>/\S+/python[\d.]*): No such file or directory",
+        ),
     ),
     Cause(
         id="launcher.pdsh",

@@ -12,6 +12,23 @@ ORDER = 40
 
 _FABRIC = "to find the node or the link: clusterctl check --level 1, and clusterctl bench nccl --pairs"
 
+STUCK = Cause(
+    id="nccl.stuck",
+    says="all {count} ranks joined {operation} {number}, but its data did not move",
+    fix=(
+        (
+            "on one node: PCIe's ACS or the IOMMU breaks the traffic between GPUs: clusterctl check (pci.acs, pci.iommu, "
+            "gpu.p2p); NCCL_P2P_DISABLE=1 in train.env confirms it, but is slower"
+        ),
+        "between nodes: the MTU, the GID index or a lossy link: clusterctl check --level 1 (net.mtu, ib.mtu, ib.gid)",
+        _FABRIC,
+        "if a GPU is at 100 % on one rank only, its kernel hangs: dmesg -T | grep -i xid there",
+    ),
+    source="https://github.com/NVIDIA/nccl/issues/2079",
+    lines=(r"\[Rank (?P<rank>\d+)\] Watchdog caught collective operation timeout",),
+    grade="late",
+)
+
 CAUSES = (
     Cause(
         id="nccl.version",
@@ -74,6 +91,7 @@ CAUSES = (
         lines=(
             r"socketStartConnect: Connect to (?P<peer>\S+) failed : (?P<why>.+)",
             r"Call to connect (?:to (?P<peer>\S+) )?failed : (?P<why>.+)",
+            r"NCCL WARN Net : Connect to (?P<peer>\S+) failed : (?P<why>.+)",
             r"socketPollConnect: [Cc]onnect(?:ing)? to (?P<peer>\S+) (?:returned|failed).*?\(?(?P<why>[A-Z][\w ]+)\)?",
         ),
         grade="late",
@@ -118,6 +136,23 @@ CAUSES = (
         grade="late",
     ),
     Cause(
+        id="nccl.timeout.preparing",
+        says="a rank was still preparing the data set when the other ranks' waiting time ended",
+        fix=(
+            "ddp_timeout (seconds) in the configuration above the time of tokenising: 180000000 waits as long as it takes",
+            "tokenise before the run: tokenized_path in LLaMA-Factory's configuration; then clusterctl push to every node",
+            "a fast tokenizer (use_fast_tokenizer: true) and as many preprocessing_num_workers as the memory allows",
+        ),
+        source="https://github.com/hiyouga/LlamaFactory/issues/2424",
+        lines=(
+            r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=\d{1,2}, ",
+            r"store->get\('\d+'\) got error: (?:Socket Timeout|Timeout waiting for key|wait timeout)",
+        ),
+        context=r"Running tokenizer on dataset|Converting format of dataset|main_process_first|Generating train split",
+        anywhere=True,
+        grade="late",
+    ),
+    Cause(
         id="nccl.timeout",
         says="rank {rank} waited {waited} ms for {operation}[, which {missing} did not join]",
         fix=(
@@ -143,6 +178,7 @@ CAUSES = (
         ),
         grade="late",
     ),
+    STUCK,  # behind nccl.timeout: the ranks' numbers make one of the other (signs.py)
     Cause(
         id="nccl.timeout.plain",
         says="NCCL's communication timed out",
