@@ -16,13 +16,13 @@ import io
 import pickle
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from provision.diagnosis.evidence import Evidence, Line
 
@@ -48,6 +48,7 @@ class Arrival:
         waiting: the ranks that waited in it.
         missing: the ranks that did not arrive; empty: the logs do not say.
         complete: all ranks of the communicator wait in it.
+        operations: by rank, where ranks wait in different kinds at this number; else empty.
     """
 
     number: int
@@ -55,6 +56,7 @@ class Arrival:
     waiting: tuple[int, ...]
     missing: tuple[int, ...]
     complete: bool = False
+    operations: Mapping[int, str] = field(default_factory=dict)
 
 
 def find_arrival(evidence: Evidence) -> Arrival | None:
@@ -84,6 +86,9 @@ def find_arrival(evidence: Evidence) -> Arrival | None:
     waiting = tuple(sorted(rank for rank, (at, _) in waits.items() if at == number))
     status = {rank: enqueued for (of, rank), enqueued in last.items() if of in {group, ""}}
     behind = tuple(sorted(rank for rank, enqueued in status.items() if enqueued < number and rank not in waiting))
+    operations = {rank: waits[rank][1] for rank in waiting if not group or groups.get(rank) == group}
+    if len(set(operations.values())) > 1:
+        return Arrival(number, waits[waiting[0]][1], waiting, (), operations=operations)
     if 1 < size == len(waiting):
         return Arrival(number, waits[waiting[0]][1], waiting, (), complete=True)
     missing = behind or _silent(evidence, {*waits, *status})

@@ -28,7 +28,10 @@ _SYSLOG = re.compile(
 )
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 # pdsh, srun --label, mpirun --tag-output and operators of Kubernetes put the host or the rank before every line.
-_LAUNCHER = re.compile(r"^((?!\[(?:rank|default)\d)(?:[^\s:]{1,64}: ?){1,2})(?:\[rank\d+\]: ?)?Traceback \(most", re.MULTILINE)
+_LAUNCHER = re.compile(
+    r"^((?:(?!\[(?:rank|default)\d)[^\s:]{1,64}: ?){1,2})(?:\[(?:rank|default)\d{1,6}\]: ?)*Traceback \(most recent",
+    re.MULTILINE,
+)
 _REPORTED = re.compile(r"\s*rank +: (\d{1,6}) \(local_rank: (\d{1,6})\)")
 _ROW = 4200  # characters of a line that are read; clusterctl's lines are never longer
 _TIME_WITHIN = 80  # characters at the start of a line in which a time can be

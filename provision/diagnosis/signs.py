@@ -85,6 +85,7 @@ _SOURCE = re.compile(r'\s*(?:\|\s*)?File "[^"]+", line \d+')  # a frame of a tra
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAMES = 4  # innermost frames of a traceback that are shown
 _LINES = 200  # lines of a traceback that are searched
+_SHOWN = 4  # ranks that are named with their operations
 _BEHIND = frozenset({"nccl.timeout", "nccl.timeout.evaluating"})  # sequence numbers can name the missing rank
 SURVIVED = 2.0  # seconds before the last progress in which a failure may be: progress is written late
 
@@ -115,6 +116,10 @@ def _with_missing_rank(found: list[Sign], evidence: Evidence) -> list[Sign]:
     met = find_arrival(evidence)
     if met is None:
         return found
+    if met.operations:
+        pairs = ", ".join(f"{operation} on rank {rank}" for rank, operation in sorted(met.operations.items())[:_SHOWN])
+        values = {"which": f"at number {met.number} {pairs}"}
+        return [replace(each, cause=nccl.MISMATCH, captured=values) if each.cause.id in _BEHIND else each for each in found]
     if met.complete:
         counts = {"count": str(len(met.waiting)), "number": str(met.number), "operation": met.operation}
         return [
@@ -172,7 +177,8 @@ def _of_stream(record: Record, places: list[int], *, several: bool) -> Iterator[
     for order, line in enumerate(lines):
         if line.text not in known:
             known[line.text] = next(match_line(line.text), None)
-        if known[line.text] is None or (order and _SOURCE.match(lines[order - 1].text)):
+        is_source = order and line.text.startswith(" ") and _SOURCE.match(lines[order - 1].text)
+        if known[line.text] is None or is_source:
             continue
         before = lines[max(0, order - CONTEXT) : order]
         for cause, captured in match_line(line.text):

@@ -122,6 +122,16 @@ CAUSES = (
         ),
     ),
     Cause(
+        id="checkpoint.zero3",
+        says="the checkpoint has no weights: it was saved under ZeRO-3 without gathering them",
+        fix=(
+            "clusterctl collect RUN --fp32 makes the weights from the ZeRO checkpoint, if its files still exist",
+            "for the next run: stage3_gather_16bit_weights_on_model_save: true in the DeepSpeed configuration",
+        ),
+        source="https://github.com/huggingface/transformers/issues/20082",
+        lines=(r"copying a param with shape torch\.Size\(\[0\]\) from checkpoint",),
+    ),
+    Cause(
         id="checkpoint.shape",
         says="the checkpoint belongs to another model: {what}",
         fix=(
@@ -129,6 +139,6 @@ CAUSES = (
             "if tokens were added: resize_vocab: true in both runs",
         ),
         source="https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/module.py",
-        lines=(r"(?P<what>size mismatch for \S+)", r"(?P<what>Error\(s\) in loading state_dict for \w+)"),
+        lines=(r"(?P<what>size mismatch for [^\s:]+)", r"(?P<what>(?:Missing|Unexpected) key\(s\) in state_dict)"),
     ),
 )

@@ -33,6 +33,27 @@ CAUSES = (
         ),
     ),
     Cause(
+        id="env.numpy",
+        says="a compiled module needs NumPy 1, but the environment has NumPy 2",
+        fix=(_PACK, "numpy<2 in that environment, or newer versions of torch and the module that the lines above name"),
+        source="https://github.com/donahowe/AutoStudio/issues/38",
+        lines=(r"numpy\.core\.multiarray failed to import", r"RuntimeError: Numpy is not available"),
+    ),
+    Cause(
+        id="env.bitsandbytes",
+        says="bitsandbytes has no library for this CUDA[: {name}]",
+        fix=(
+            "a version of bitsandbytes with a library for the environment's CUDA: " + _PACK,
+            "BNB_CUDA_VERSION on the node must not choose another one; the CUDA libraries must be on LD_LIBRARY_PATH",
+            "clusterctl check BUNDLE (env.cuda): without a working driver it looks for its library for the cpu",
+        ),
+        source="https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1559",
+        lines=(
+            r"OSError: \S*/(?P<name>libbitsandbytes_\w+\.so): cannot open shared object file",
+            r"CUDA Setup failed despite (?:GPU|CUDA) being available",
+        ),
+    ),
+    Cause(
         id="env.module",
         says="the module {name} is missing",
         fix=(

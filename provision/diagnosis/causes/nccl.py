@@ -12,6 +12,19 @@ ORDER = 40
 
 _FABRIC = "to find the node or the link: clusterctl check --level 1, and clusterctl bench nccl --pairs"
 
+MISMATCH = Cause(
+    id="nccl.mismatch",
+    says="the ranks called different collectives at the same time[: {which}]",
+    fix=(
+        (
+            "every rank must run the same collectives: evaluate, save and log on all ranks, and only write on "
+            "rank 0; equal batch counts (drop_last)"
+        ),
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL names the two collectives",
+    ),
+    source="https://github.com/NVIDIA/nccl/issues/296",
+    lines=(r"Mismatched collective detected", r"Detected mismatch between collectives on ranks"),
+)
 STUCK = Cause(
     id="nccl.stuck",
     says="all {count} ranks joined {operation} {number}, but its data did not move",
@@ -96,19 +109,7 @@ CAUSES = (
         ),
         grade="late",
     ),
-    Cause(
-        id="nccl.mismatch",
-        says="the ranks called different collectives at the same time",
-        fix=(
-            (
-                "every rank must run the same collectives: evaluate, save and log on all ranks, and only write on "
-                "rank 0; equal batch counts (drop_last)"
-            ),
-            "TORCH_DISTRIBUTED_DEBUG=DETAIL names the two collectives",
-        ),
-        source="https://github.com/NVIDIA/nccl/issues/296",
-        lines=(r"Mismatched collective detected", r"Detected mismatch between collectives on ranks"),
-    ),
+    MISMATCH,
     Cause(
         id="nccl.timeout.evaluating",
         says=(

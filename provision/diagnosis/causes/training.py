@@ -23,6 +23,17 @@ CAUSES = (
         ),
     ),
     Cause(
+        id="ddp.unused",
+        says="DDP waits for gradients of parameters that the loss does not use",
+        fix=(
+            "ddp_find_unused_parameters: true in the configuration (a step takes a little longer)",
+            "better: freeze parameters that are not trained (requires_grad_(False)) before DDP wraps the model",
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL in train.env names them",
+        ),
+        source="https://github.com/huggingface/accelerate/issues/116",
+        lines=(r"Expected to have finished reduction in the prior iteration",),
+    ),
+    Cause(
         id="train.gradient",
         says="the loss depends on no parameter that is trained",
         fix=(

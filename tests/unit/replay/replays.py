@@ -7,6 +7,7 @@ print, and a case names a format and its values, or has the lines themselves::
     id: deepspeed-offload-killed
     title: ZeRO-3 with both offloads fills the host's memory
     source: https://github.com/deepspeedai/DeepSpeed/issues/4239
+    kind: memory                         # its group in the documentation
     program: DeepSpeed                   # who reported it: LLaMA-Factory, DeepSpeed, accelerate, torchrun, NCCL, …
     versions: {torch: 2.0.1}
     nodes: 1
@@ -29,6 +30,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,8 +44,9 @@ from formats import FORMATS
 from provision.diagnosis import Diagnosis, Evidence, diagnose, reading
 
 FOLDER = Path(__file__).parent / "cases"
+FIRST_LOOK = Path(__file__).parent / "first_look.yaml"
 SCHEMA = 1
-KEYS = {"schema", "id", "title", "source", "program", "versions", "nodes", "cause", "fix", "part", "expected"}
+KEYS = {"schema", "id", "title", "source", "kind", "program", "versions", "nodes", "cause", "fix", "part", "expected"}
 OPTIONAL = {"caught_by", "logs", "run"}
 
 _START = 1718101200  # epoch seconds of a run's start
@@ -58,6 +61,7 @@ class Replay:
         id: its name.
         title: what failed.
         source: the thread.
+        kind: its group in the documentation.
         program: who reported it.
         cause: the cause's id; one that the table lacks where ``expected`` is unknown.
         part: rules or aside.
@@ -70,6 +74,7 @@ class Replay:
     id: str
     title: str
     source: str
+    kind: str
     program: str
     cause: str
     part: str
@@ -108,6 +113,12 @@ def replays() -> tuple[Replay, ...]:
     return tuple(_replay(path) for path in sorted(FOLDER.glob("*.yaml")))
 
 
+def first_look() -> dict[str, Any]:
+    """The scores before and after rules were written for the part ``rules``."""
+    found: dict[str, Any] = yaml.safe_load(FIRST_LOOK.read_text(encoding="utf-8"))
+    return found
+
+
 def score(cases: Iterable[Replay]) -> dict[str, int]:
     """The number of right, wrong and unknown verdicts."""
     counted = dict.fromkeys(("right", "wrong", "unknown"), 0)
@@ -139,6 +150,7 @@ def _replay(path: Path) -> Replay:
         data["id"],
         data["title"],
         data["source"],
+        data["kind"],
         data["program"],
         data["cause"],
         data["part"],
@@ -165,8 +177,6 @@ def _expand(case: Mapping[str, Any], entries: Iterable[Any]) -> list[str]:
 
 def _node_files(case: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, str]:
     """A node's files of a run of clusterctl (trainer/agent/supervisor)."""
-    from datetime import datetime, timezone
-
     rows: list[tuple[float, str]] = []
     for entry in part["lines"]:
         given = dict(entry)
