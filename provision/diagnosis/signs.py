@@ -110,7 +110,7 @@ def _is_fatal(sign: Sign, alive: float | None) -> bool:
 
 
 def _with_missing_rank(found: list[Sign], evidence: Evidence) -> list[Sign]:
-    """The signs with the rank that did not arrive instead of the ranks that waited for it, or without one if none did."""
+    """The signs with the rank that did not arrive instead of those that waited; or what all of them show."""
     if not any(sign.cause.id in _BEHIND for sign in found):
         return found
     met = find_arrival(evidence)
@@ -119,7 +119,9 @@ def _with_missing_rank(found: list[Sign], evidence: Evidence) -> list[Sign]:
     if met.operations:
         pairs = ", ".join(f"{operation} on rank {rank}" for rank, operation in sorted(met.operations.items())[:_SHOWN])
         values = {"which": f"at number {met.number} {pairs}"}
-        return [replace(each, cause=nccl.MISMATCH, captured=values) if each.cause.id in _BEHIND else each for each in found]
+        return [
+            replace(each, cause=nccl.MISMATCH, captured=values) if each.cause.id in _BEHIND else each for each in found
+        ]
     if met.complete:
         counts = {"count": str(len(met.waiting)), "number": str(met.number), "operation": met.operation}
         return [

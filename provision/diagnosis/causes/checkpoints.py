@@ -61,8 +61,10 @@ CAUSES = (
         id="checkpoint.deleted",
         says="several ranks deleted the same old checkpoint: {path} no longer exists",
         fix=(
-            "with a shared disk only the first rank of the run may delete: save_on_each_node: false, or a larger "
-            "save_total_limit",
+            (
+                "with a shared disk only the first rank of the run may delete: save_on_each_node: false, or a larger "
+                "save_total_limit"
+            ),
             "clusterctl resume RUN uses the newest complete checkpoint",
         ),
         source="https://github.com/huggingface/transformers/issues/20988",

@@ -130,7 +130,10 @@ CAUSES = (
         id="dataset.broken",
         says="the data set cannot be read as a table[: {why}]",
         fix=(
-            "a JSON file is a list of objects, a JSONL file an object in each line; every record has the same keys and types",
+            (
+                "a JSON file is a list of objects, a JSONL file an object in each line; every record has "
+                "the same keys and types"
+            ),
             "look for the first bad record: python -m json.tool FILE, or jq -c . FILE",
             "the columns in dataset_info.json must be the file's",
         ),

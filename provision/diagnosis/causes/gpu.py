@@ -53,7 +53,10 @@ CAUSES = (
             "clusterctl check (gpu.fm) before the next start",
         ),
         source="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
-        lines=(r"(?:Error 802|CUDA error|cuda runtime error \(802\)) ?: system not yet initialized", r"CUDA_ERROR_SYSTEM_NOT_READY"),
+        lines=(
+            r"(?:Error 802|CUDA error|cuda runtime error \(802\)) ?: system not yet initialized",
+            r"CUDA_ERROR_SYSTEM_NOT_READY",
+        ),
     ),
     Cause(
         id="cuda.driver.old",

@@ -56,7 +56,12 @@ CAUSES = (
             "clusterctl train --exclude NODE continues without that node",
         ),
         source="https://github.com/NVIDIA/nccl/issues/905",
-        lines=(r"NET/IB.*Got async event ?: (?P<event>port error|local catastrophic error|device fatal error|GID table change)",),
+        lines=(
+            (
+                r"NET/IB.*Got async event ?: (?P<event>port error|local catastrophic error|device fatal "
+                r"error|GID table change)"
+            ),
+        ),
     ),
     Cause(
         id="nccl.ib.failed",

@@ -30,7 +30,8 @@ STUCK = Cause(
     says="all {count} ranks joined {operation} {number}, but its data did not move",
     fix=(
         (
-            "on one node: PCIe's ACS or the IOMMU breaks the traffic between GPUs: clusterctl check (pci.acs, pci.iommu, "
+            "on one node: PCIe's ACS or the IOMMU breaks the traffic between GPUs: clusterctl check "
+            "(pci.acs, pci.iommu, "
             "gpu.p2p); NCCL_P2P_DISABLE=1 in train.env confirms it, but is slower"
         ),
         "between nodes: the MTU, the GID index or a lossy link: clusterctl check --level 1 (net.mtu, ib.mtu, ib.gid)",
@@ -140,8 +141,14 @@ CAUSES = (
         id="nccl.timeout.preparing",
         says="a rank was still preparing the data set when the other ranks' waiting time ended",
         fix=(
-            "ddp_timeout (seconds) in the configuration above the time of tokenising: 180000000 waits as long as it takes",
-            "tokenise before the run: tokenized_path in LLaMA-Factory's configuration; then clusterctl push to every node",
+            (
+                "ddp_timeout (seconds) in the configuration above the time of tokenising: 180000000 "
+                "waits as long as it takes"
+            ),
+            (
+                "tokenise before the run: tokenized_path in LLaMA-Factory's configuration; then "
+                "clusterctl push to every node"
+            ),
             "a fast tokenizer (use_fast_tokenizer: true) and as many preprocessing_num_workers as the memory allows",
         ),
         source="https://github.com/hiyouga/LlamaFactory/issues/2424",

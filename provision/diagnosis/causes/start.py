@@ -62,7 +62,10 @@ CAUSES = (
         says="the node that held the rendezvous left it while this node was running",
         fix=(
             "it is rank 0's node, or the one of the endpoint: its log says why it ended (clusterctl logs RUN)",
-            "torchrun's agents wait for one another at the end, unless one is killed: clusterctl train starts without it",
+            (
+                "torchrun's agents wait for one another at the end, unless one is killed: clusterctl "
+                "train starts without it"
+            ),
         ),
         source="https://github.com/pytorch/pytorch/issues/69520",
         lines=(r"RendezvousConnectionError", r"^RuntimeError: (?:Connection reset by peer|Broken pipe|Socket Timeout)"),

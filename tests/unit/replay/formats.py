@@ -125,7 +125,8 @@ def _version(case: Values) -> tuple[int, int]:
 
 
 def _rank_prefix(case: Values, rank: int | None) -> str:
-    """``[rank3]: ``, which torch puts before a traceback from version 2.2 on (torch/distributed/distributed_c10d.py)."""
+    """``[rank3]: ``, which torch puts before a traceback from version 2.2 on "
+    "(torch/distributed/distributed_c10d.py)."""
     return f"[rank{rank}]: " if rank is not None and _version(case) >= (2, 2) else ""
 
 
@@ -310,8 +311,11 @@ def nccl(case: Values, values: Values) -> list[str]:
                 else [f"{at} NET/IB : Using [0]mlx5_0:1/{net} [RO]; OOB {address}<0>"]
             ),
             f"{at} Using network {'Socket' if net == 'Socket' else 'IB'}",
-            f"{at} comm 0x4df81900 rank {rank} nranks {count} cudaDev {local} nvmlDev {local} busId {local + 1}6000 "
-            "commId 0x898b6d578585998c - Init START",
+            (
+                f"{at} comm 0x4df81900 rank {rank} nranks {count} cudaDev {local} nvmlDev {local} "
+                f"busId {local + 1}6000 "
+                "commId 0x898b6d578585998c - Init START"
+            ),
             f"{at} Setting affinity for GPU {local} to ffff,ffffffff",
         ]
         if values.get("complete"):
@@ -319,7 +323,10 @@ def nccl(case: Values, values: Values) -> list[str]:
                 f"{at} Channel 00/0 : {rank}[{local}] -> {(rank + 1) % count}[0] via "
                 + values.get("via", "P2P/CUMEM/read"),
                 f"{at} Connected all rings",
-                f"{at} comm 0x4df81900 rank {rank} nranks {count} cudaDev {local} busId {local + 1}6000 - Init COMPLETE",
+                (
+                    f"{at} comm 0x4df81900 rank {rank} nranks {count} cudaDev {local} busId "
+                    f"{local + 1}6000 - Init COMPLETE"
+                ),
             ]
     return lines
 
@@ -332,12 +339,18 @@ def nccl_error(case: Values, values: Values) -> list[str]:
             "unhandled system error (run with NCCL_DEBUG=INFO for details)",
             "System call (e.g. socket, malloc) or external library call failed or device error. ",
         ),
-        "ncclInternalError": ("internal error - please report this issue to the NCCL developers", "Internal check failed."),
+        "ncclInternalError": (
+            "internal error - please report this issue to the NCCL developers",
+            "Internal check failed.",
+        ),
         "ncclUnhandledCudaError": (
             "unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
             "Call to CUDA function failed.",
         ),
-        "ncclInvalidUsage": ("invalid usage (run with NCCL_DEBUG=WARN for details)", "This usually reflects invalid usage."),
+        "ncclInvalidUsage": (
+            "invalid usage (run with NCCL_DEBUG=WARN for details)",
+            "This usually reflects invalid usage.",
+        ),
         "ncclRemoteError": (
             "remote process exited or there was a network error",
             "A call failed possibly due to a network error or a remote process exiting prematurely.",
@@ -365,30 +378,44 @@ def watchdog(case: Values, values: Values) -> list[str]:
             else f"[rank{rank}]:[E{GLOG}.{664949121 + place} ProcessGroupNCCL.cpp:607] [Rank {rank}]"
         )
         lines.append(
-            f"{where} Watchdog caught collective operation timeout: WorkNCCL(SeqNum={number}, OpType={operation}, {size}"
+            f"{where} Watchdog caught collective operation timeout: WorkNCCL(SeqNum={number}, "
+            f"OpType={operation}, {size}"
             f"Timeout(ms)={limit}) ran for {limit + 17 * (place + 1)} milliseconds before timing out."
         )
         if version >= (2, 4):
             lines.append(
-                f"[rank{rank}]:[E{GLOG}.{665427695 + place} ProcessGroupNCCL.cpp:1664] [PG 1 Rank {rank}] Exception (either "
+                f"[rank{rank}]:[E{GLOG}.{665427695 + place} ProcessGroupNCCL.cpp:1664] [PG 1 Rank "
+                f"{rank}] Exception (either "
                 f"an error or timeout) detected by watchdog at work: {number}, last enqueued NCCL work: {number}, last "
                 f"completed NCCL work: {number - 1}."
             )
     for rank, number in values.get("behind", {}).items():
         lines.append(
-            f"[rank{rank}]:[E{GLOG}.704703955 ProcessGroupNCCL.cpp:1484] [PG 1 Rank {rank}] Received a dump signal due to a "
-            f"collective timeout from this local rank, last enqueued NCCL work: {number}, last completed NCCL work: {number}."
+            f"[rank{rank}]:[E{GLOG}.704703955 ProcessGroupNCCL.cpp:1484] [PG 1 Rank {rank}] Received "
+            "a dump signal due to a "
+            f"collective timeout from this local rank, last enqueued NCCL work: {number}, last "
+            f"completed NCCL work: {number}."
         )
     rank = next(iter(values["waits"]))
     lines += [
-        f"{_rank_prefix(case, rank).strip()}[E ProcessGroupNCCL.cpp:489] Some NCCL operations have failed or timed out. "
-        "Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data.",
-        f"{_rank_prefix(case, rank).strip()}[E ProcessGroupNCCL.cpp:495] To avoid data inconsistency, we are taking the "
-        "entire process down.",
+        (
+            f"{_rank_prefix(case, rank).strip()}[E ProcessGroupNCCL.cpp:489] Some NCCL operations "
+            "have failed or timed out. "
+            "Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on "
+            "corrupted/incomplete data."
+        ),
+        (
+            f"{_rank_prefix(case, rank).strip()}[E ProcessGroupNCCL.cpp:495] To avoid data "
+            "inconsistency, we are taking the "
+            "entire process down."
+        ),
         "terminate called after throwing an instance of 'c10::DistBackendError'",
-        f"  what():  [PG 1 Rank {rank}] Process group watchdog thread terminated with exception: [Rank {rank}] Watchdog "
-        f"caught collective operation timeout: WorkNCCL(SeqNum={values['waits'][rank]}, OpType={operation}, "
-        f"Timeout(ms)={limit}) ran for {limit + 17} milliseconds before timing out.",
+        (
+            f"  what():  [PG 1 Rank {rank}] Process group watchdog thread terminated with exception: "
+            f"[Rank {rank}] Watchdog "
+            f"caught collective operation timeout: WorkNCCL(SeqNum={values['waits'][rank]}, OpType={operation}, "
+            f"Timeout(ms)={limit}) ran for {limit + 17} milliseconds before timing out."
+        ),
         "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x57 (0x7f7b5ae35897 in libc10.so)",
         "frame #1: c10d::ProcessGroupNCCL::watchdogHandler() + 0x1a0 (0x7f7b5c113a80 in libtorch_cuda.so)",
         "frame #2: clone + 0x43 (0x7f7ba8e23133 in /lib/x86_64-linux-gnu/libc.so.6)",
@@ -403,14 +430,27 @@ def peers(case: Values, values: Values) -> list[str]:
         match values.get("how", "store"):
             case "store":
                 lines += [
-                    f"[rank{rank}]:[W{GLOG}.539400006 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=66, "
-                    "addr=[::ffff:10.0.0.12]:50434, remote=[::ffff:10.0.0.11]:29500): failed to recv, got 0 bytes",
-                    "Exception raised from recvBytes at /pytorch/torch/csrc/distributed/c10d/Utils.hpp:678 (most recent "
-                    "call first):",
-                    "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 (0x7f7958777f86 in libc10.so)",
-                    f"[rank{rank}]:[W{GLOG}.540100006 ProcessGroupNCCL.cpp:1659] [PG ID 0 PG GUID 0 Rank {rank}] Failed to "
-                    'check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down too early), with '
-                    "error: failed to recv, got 0 bytes",
+                    (
+                        f"[rank{rank}]:[W{GLOG}.539400006 TCPStore.cpp:125] [c10d] recvValue failed "
+                        "on SocketImpl(fd=66, "
+                        "addr=[::ffff:10.0.0.12]:50434, remote=[::ffff:10.0.0.11]:29500): failed to recv, got 0 bytes"
+                    ),
+                    (
+                        "Exception raised from recvBytes at "
+                        "/pytorch/torch/csrc/distributed/c10d/Utils.hpp:678 (most recent "
+                        "call first):"
+                    ),
+                    (
+                        "frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x96 "
+                        "(0x7f7958777f86 in libc10.so)"
+                    ),
+                    (
+                        f"[rank{rank}]:[W{GLOG}.540100006 ProcessGroupNCCL.cpp:1659] [PG ID 0 PG GUID "
+                        f"0 Rank {rank}] Failed to "
+                        'check the "should dump" flag on TCPStore, (maybe TCPStore server has shut '
+                        "down too early), with "
+                        "error: failed to recv, got 0 bytes"
+                    ),
                 ]
             case "unique":
                 lines += trace(
@@ -418,7 +458,8 @@ def peers(case: Values, values: Values) -> list[str]:
                     {
                         "rank": rank,
                         "in": ["script", "barrier"],
-                        "ends": f"torch.distributed.DistBackendError: [{rank}] is setting up NCCL communicator and retrieving "
+                        "ends": f"torch.distributed.DistBackendError: [{rank}] is setting up NCCL "
+                        "communicator and retrieving "
                         "ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: "
                         "Connection reset by peer",
                     },
@@ -439,8 +480,10 @@ def peers(case: Values, values: Values) -> list[str]:
                     {
                         "rank": rank,
                         "in": ["script", "barrier"],
-                        "ends": "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by "
-                        "peer [10.0.0.12]:50561. This is typically caused by a remote worker crashing. Check the logs of "
+                        "ends": "RuntimeError: "
+                        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by "
+                        "peer [10.0.0.12]:50561. This is typically caused by a remote worker "
+                        "crashing. Check the logs of "
                         "the remote worker before reporting an error.",
                     },
                 )
@@ -453,8 +496,10 @@ def factory(case: Values, values: Values) -> list[str]:
         f"[{STAMP},101] [INFO] [real_accelerator.py:203:get_accelerator] Setting ds_accelerator to cuda (auto detect)",
         f"06/11/2024 10:21:40 - INFO - llamafactory.cli - Initializing distributed tasks at: {values['at']}",
         *torchrun(case, {}),
-        "06/11/2024 10:21:55 - INFO - llamafactory.hparams.parser - Process rank: 0, device: cuda:0, n_gpu: 1, "
-        "distributed training: True, compute dtype: torch.bfloat16",
+        (
+            "06/11/2024 10:21:55 - INFO - llamafactory.hparams.parser - Process rank: 0, device: cuda:0, n_gpu: 1, "
+            "distributed training: True, compute dtype: torch.bfloat16"
+        ),
         f"[INFO|tokenization_utils_base.py:2159] {STAMP},930 >> loading file tokenizer.json",
         "06/11/2024 10:21:56 - INFO - llamafactory.data.template - Replace eos token: <|im_end|>",
     ]
@@ -462,7 +507,10 @@ def factory(case: Values, values: Values) -> list[str]:
 
 def shards(case: Values, values: Any) -> list[str]:
     """transformers reads the files of a model."""
-    return [f"Loading checkpoint shards: {25 * part:>3}%|{'█' * part}| {part}/4 [00:0{part}<00:03]" for part in range(values)]
+    return [
+        f"Loading checkpoint shards: {25 * part:>3}%|{'█' * part}| {part}/4 [00:0{part}<00:03]"
+        for part in range(values)
+    ]
 
 
 def training(case: Values, values: Any) -> list[str]:
@@ -492,16 +540,24 @@ def slurm(case: Values, values: Values) -> list[str]:
                 f"slurmstepd: error: *** STEP {job}.0 ON {host} CANCELLED AT 2024-06-11T10:21:37 DUE TO TIME LIMIT ***",
             ]
         case "preempted":
-            return [f"slurmstepd: error: *** JOB {job} ON {host} CANCELLED AT 2024-06-11T10:21:37 DUE TO PREEMPTION ***"]
+            return [
+                f"slurmstepd: error: *** JOB {job} ON {host} CANCELLED AT 2024-06-11T10:21:37 DUE TO PREEMPTION ***"
+            ]
         case "requeue":
             return [
                 f"slurmstepd: error: *** JOB {job} ON {host} CANCELLED AT 2024-06-11T10:21:37 DUE TO JOB REQUEUE ***",
-                f"slurmstepd: error: *** STEP {job}.0 ON {host} CANCELLED AT 2024-06-11T10:21:37 DUE TO JOB REQUEUE ***",
+                (
+                    f"slurmstepd: error: *** STEP {job}.0 ON {host} CANCELLED AT 2024-06-11T10:21:37 DUE "
+                    "TO JOB REQUEUE ***"
+                ),
             ]
         case "memory":
             return [
-                f"slurmstepd: error: Detected 1 oom_kill event in StepId={job}.0. Some of the step tasks have been OOM "
-                "Killed.",
+                (
+                    f"slurmstepd: error: Detected 1 oom_kill event in StepId={job}.0. Some of the "
+                    "step tasks have been OOM "
+                    "Killed."
+                ),
                 f"srun: error: {host}: task 1: Out Of Memory",
             ]
         case _:

@@ -17,7 +17,7 @@ print, and a case names a format and its values, or has the lines themselves::
     expected: right                      # right, or unknown: the logs do not tell
     caught_by: net.master                # optional: the check, the gate's finding or the command that catches it before
     logs: {node02.log: [...]}            # files of another launcher, as for --log; or:
-    run: {node02: {lines: [...], events: [...], kernel: [...]}}     # a run of clusterctl; lines have ``at`` and ``rank``
+    run: {node02: {lines: [...], events: [...], kernel: [...]}}    # a run of clusterctl; a line has ``at`` and ``rank``
 
 A third of the cases is aside: rules were written for the others only. To see the logs of a case, or to give them to
 ``clusterctl diagnose --log``: ``python tests/unit/replay/replays.py ID FOLDER``.
@@ -37,9 +37,9 @@ from typing import Any
 
 import yaml
 
-sys.path.append(str(Path(__file__).parent))  # for formats; last, so that it hides no module
+sys.path.append(str(Path(__file__).parents[1]))  # for replay; last, so that it hides no module
 
-from formats import FORMATS
+from replay.formats import FORMATS
 
 from provision.diagnosis import Diagnosis, Evidence, diagnose, reading
 
