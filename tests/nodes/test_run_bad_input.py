@@ -87,6 +87,21 @@ def test_rank_0_that_a_node_looks_for_on_itself_is_refused(training):
     assert not (training.folder / "runs").exists()
 
 
+def test_a_best_model_that_only_one_node_has_is_refused(training):
+    (training.folder / "data").mkdir()
+    (training.folder / "data/tiny.json").write_text("[]")
+    (training.folder / "data/dataset_info.json").write_text('{"tiny": {"file_name": "tiny.json"}}')
+    (training.folder / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    config = {"stage": "sft", "dataset": "tiny", "dataset_dir": "data", "template": "qwen", "output_dir": "out"}
+    config |= {"deepspeed": "ds.json", "load_best_model_at_end": True, "model_name_or_path": "/etc"}
+    (training.folder / "best.yaml").write_text(json.dumps(config))
+    refused = training.run("train", "--nodes", "2", "best.yaml")
+    assert refused.returncode == 4, refused.stdout
+    text = " ".join(refused.stderr.split())
+    assert "node02: load_best_model_at_end: true needs the checkpoints of node01" in text, text
+    assert not (training.folder / "runs").exists()
+
+
 def test_nodes_with_different_releases_are_refused(training):
     now = training.on("node02", "readlink", PREFIX).strip()
     copied = f"cd {ROOT} && cp -al {now} {now}-other && cp {now}.ok {now}-other.ok && ln -sfn {now}-other {PREFIX}"

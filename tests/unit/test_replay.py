@@ -28,6 +28,7 @@ FAULTS = "tests/nodes/test_check_faults.py::FAULTS"
 # simulated fabric. Only hardware can have the faults of RECORDED: their tests judge recorded answers.
 BAD_INPUT = "tests/nodes/test_run_bad_input.py"
 PROOFS = {
+    "gate.checkpoints": f"{BAD_INPUT}::test_a_best_model_that_only_one_node_has_is_refused",
     "gate.data": f"{BAD_INPUT}::test_path_missing_on_one_node_is_named_and_that_node_can_be_excluded",
     "gate.master": f"{BAD_INPUT}::test_rank_0_that_a_node_looks_for_on_itself_is_refused",
     "gate.rank": "tests/nodes/test_main_job.py::test_training_has_world_size_2_and_each_node_its_own_rank",
@@ -53,7 +54,6 @@ LATER = {
     "torchtune-store-gone",  # a node that goes during the run
     "torchrun-exit-barrier",
     "nccl-unique-id-times-out",  # no reason was found
-    "llamafactory-best-model-on-first-node",  # the program looks for it at its end; nothing asks for a shared disk
 }
 
 
