@@ -104,7 +104,7 @@ CAUSES = (
         source="https://github.com/NVIDIA/nccl/issues/697",
         lines=(
             r"socketStartConnect: Connect to (?P<peer>\S+) failed : (?P<why>.+)",
-            r"Call to connect (?:to (?P<peer>\S+) )?failed : (?P<why>.+)",
+            r"Call to connect (?:to (?P<peer>\S+) )?(?:failed|timeout) : (?P<why>.+)",
             r"NCCL WARN Net : Connect to (?P<peer>\S+) failed : (?P<why>.+)",
             r"socketPollConnect: [Cc]onnect(?:ing)? to (?P<peer>\S+) (?:returned|failed).*?\(?(?P<why>[A-Z][\w ]+)\)?",
         ),
