@@ -38,7 +38,6 @@ PROOFS = {
     "net.dns": FAULTS,
     "net.docker0": FAULTS,
     "net.ephemeral": "tests/nodes/test_measures.py::test_dropped_refused_and_rerouted_connections_are_distinguished",
-    "net.fw": "tests/nodes/test_measures.py::test_every_node_reaches_every_other",
     "net.hostname": FAULTS,
     "net.iface": f"{BAD_INPUT}::test_an_interface_that_no_node_has_is_refused",
     "net.master": "tests/nodes/test_measures.py::test_a_master_port_that_is_in_use",
@@ -121,7 +120,7 @@ def test_a_log_of_a_run_that_succeeded_yields_no_cause(path):
 
 
 def test_what_the_libraries_print_in_a_run_that_succeeds_yields_no_cause():
-    case = {"versions": {"torch": "2.6.0"}}
+    case = {"formats": {"torch": "2.6.0"}}
     used = (
         ("deepspeed", {"ranks": 8}),
         ("factory", {"at": "10.0.0.1:29500"}),

@@ -1,7 +1,7 @@
 """What the programs around a failure print: the libraries' own message formats, as functions that return lines.
 
 A replayed case names a format and its values (``replays.py``). Each format has its source. The formats of torch depend
-on its version, which is a case's ``versions: {torch: …}``. Recorded with: torch 2.13, a Python program that fails on
+on its version, which is a case's ``formats: {torch: …}``. Recorded with: torch 2.13, a Python program that fails on
 rank 1, two processes; earlier versions from the threads that the cases link.
 """
 
@@ -120,7 +120,7 @@ FRAMES: Mapping[str, tuple[tuple[str, int, str, str], ...]] = {
 
 
 def _version(case: Values) -> tuple[int, int]:
-    parts = str(case.get("versions", {}).get("torch", "2.3")).split(".")
+    parts = str(case.get("formats", {}).get("torch", "2.3")).split(".")
     return int(parts[0]), int(parts[1])
 
 
@@ -357,7 +357,7 @@ def nccl_error(case: Values, values: Values) -> list[str]:
         ),
     }[kind]
     name = "torch.distributed.DistBackendError" if _version(case) >= (2, 0) else "RuntimeError"
-    version = case.get("versions", {}).get("nccl", "2.20.5")
+    version = case.get("formats", {}).get("nccl", "2.20.5")
     ends = (
         f"{name}: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1691, {words[0]}, NCCL version "
         f"{version}\n{kind}: {words[1]}\nLast error:\n{last}"

@@ -9,10 +9,11 @@ print, and a case names a format and its values, or has the lines themselves::
     source: https://github.com/deepspeedai/DeepSpeed/issues/4239
     kind: memory                         # its group in the documentation
     program: DeepSpeed                   # who reported it: LLaMA-Factory, DeepSpeed, accelerate, torchrun, NCCL, …
-    versions: {torch: 2.0.1}
-    nodes: 1
-    cause: rank.killed                   # the cause by what the thread found; also where diagnose cannot know it
-    fix: …                               # what solved it
+    versions: {torch: "2.0.1"}           # what the thread states
+    formats: {torch: "2.0.1"}            # optional: the versions whose message formats the logs have
+    nodes: 1                             # null: the thread does not say
+    cause: rank.killed                   # what the thread found, or else what its log shows
+    fix: …                               # what solved it; null: no solution was read in the thread
     part: aside                          # rules or aside, by a hash of the id
     expected: right                      # right, or unknown: the logs do not tell
     caught_by: net.master                # optional: the check, the gate's finding or the command that catches it before
@@ -47,7 +48,7 @@ FOLDER = Path(__file__).parent / "cases"
 FIRST_LOOK = Path(__file__).parent / "first_look.yaml"
 SCHEMA = 1
 KEYS = {"schema", "id", "title", "source", "kind", "program", "versions", "nodes", "cause", "fix", "part", "expected"}
-OPTIONAL = {"caught_by", "logs", "run"}
+OPTIONAL = {"caught_by", "formats", "logs", "run"}
 
 _START = 1718101200  # epoch seconds of a run's start
 _BOOT = 1000.0  # seconds of the machine before it
