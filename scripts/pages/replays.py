@@ -25,15 +25,15 @@ HEAD = """\
 
 {count} failures that users of LLaMA-Factory, DeepSpeed, accelerate, torchrun, NCCL and their neighbours reported in
 public threads. Each is a file in [tests/unit/replay/cases](../tests/unit/replay/cases) with what failed and, if the
-thread says so, the versions, the number of nodes, and what solved it. Its logs are generated from the libraries' own message formats
-([formats.py](../tests/unit/replay/formats.py)), with the lines that other ranks and the launcher print afterwards. They
-are no copies of the threads' logs. This writes the logs of a case into a folder:
+thread says so, the versions, the number of nodes, and what solved it. Its logs are generated from the libraries' own
+message formats ([formats.py](../tests/unit/replay/formats.py)), with the lines that other ranks and the launcher print
+afterwards. They are no copies of the threads' logs. This writes the logs of a case into a folder:
 
     python tests/unit/replay/replays.py nccl-memlock logs
 
-*right* means that `clusterctl diagnose` names the cause that the thread found, or else shows. *unknown* means that it says that it
-does not know it. *before the start* is the check, the gate's finding or the command that reports the fault before a
-run.
+*right* means that `clusterctl diagnose` names the cause that the thread found, or that its log shows. *unknown* means
+that it says that it does not know it. *before the start* is the check, the gate's finding or the command that reports
+the fault before a run.
 
 A third of the cases, chosen by a hash of their names, is aside: rules were written for the others first, and then the
 score of both parts was taken (*first look*). The rules that the part aside showed to be missing followed. The final
