@@ -297,6 +297,9 @@ class _Attempt:
         yield from readiness.releases(nodes, {name: answer.release for name, answer in answers.items()})
         yield from readiness.room(nodes, facts)
         yield from needs.judge(nodes, facts, self.files.needs if self.files else ())
+        if self.files is not None:
+            is_shared = not all(answer.created for answer in answers.values())
+            yield from readiness.best_model(nodes, self.files.settings, is_shared=is_shared)
         yield from readiness.runs(nodes, facts, self.options.visible)
         yield from readiness.linked(nodes, replies.ports, question.link)
         found = (
