@@ -1,6 +1,7 @@
 """Reads the logs of trainers: steps, losses, learning rates, times. Pure, and the only place that knows the formats.
 
 - ``formats``: the values in a single line
+- ``general``: the values in a line of any other program, and the steps of its log
 - ``stream``: the readings of a log of any size, and the series of a run, each step once
 
 It is in the agent's folder because the agent needs it on the nodes. Other code imports ``trainer.reader``.

@@ -22,7 +22,7 @@ import re
 from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Pattern
 
 # Every line with values has one of these words. Searching for them is much cheaper than parsing.
-MARKS = ("loss", "step", "tokens per iteration", "train_batch_size .")
+MARKS = ("loss", "Loss", "LOSS", "损失", "step", "tokens per iteration", "train_batch_size .")
 
 # CSI (colours, cursor), OSC (window titles) and two-character sequences of ECMA-48; an incomplete one stays.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]+[0-~]|[0-Z\\^_c])")

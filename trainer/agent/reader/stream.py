@@ -10,6 +10,8 @@ Bytes go in, readings come out (``read``). Other lines of the log complete what 
   the start of the log or a resume with a step, until the epochs show that a line is missing.
 - DeepSpeed's times have no step: they belong to the step in the line before.
 - examples and tokens per second become times, and times tokens per second, if the log has the number per step.
+- lines that no special format knows are read by ``general``, whose ``Places`` turns steps of an epoch into steps of the
+  training.
 - ``trainer_log.jsonl`` has the time in whole seconds: a step time is computed every ``PACE`` seconds, to 5 %.
 
 A series needs about 60 bytes per step. Several lines about one step (its loss, its evaluation, its times) become one
@@ -30,6 +32,7 @@ from heapq import merge
 from itertools import groupby
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
+from . import general
 from .formats import MARKS, LogLine, parse_all, plain
 
 LIMIT = 64 << 10  # bytes of a line that are kept: no trainer writes longer lines
@@ -86,6 +89,7 @@ class Reader:
         self._rest = b""
         self._trainer = _Trainer(logging_steps)
         self._steps: Dict[Optional[int], int] = {}  # by rank: DeepSpeed's last step without a time
+        self._places = general.Places()
         self._batch = self._tokens = 0  # examples (DeepSpeed) and tokens (nanoGPT) per step
         self._paced: Optional[Tuple[int, int]] = None  # step and seconds from which the next step time is measured
 
@@ -119,10 +123,21 @@ class Reader:
         for start, end in _lines(data, _MARKS, 0, len(data)):
             self._bars(data, at, start, found)
             text = plain(data[start : min(end, start + LIMIT)].decode("utf-8", "replace"))
-            for line in parse_all(text):
+            lines = list(parse_all(text))
+            for line in lines:
                 found.extend(self._readings(line, _rank(text, line.at) if line.at else None))
+            if not lines and end - start <= LIMIT:
+                found.extend(self._general(text))
             at = end
         self._bars(data, at, len(data), found)
+
+    def _general(self, text: str) -> Iterator[Reading]:
+        """The reading of a line that no special format knows. Only a whole line shows where its last number ends."""
+        for values, at in general.read_line(text):
+            rank = _rank(text, at) if at else None
+            placed = self._places.place(values, rank)
+            if placed is not None:
+                yield _reading(placed, placed.get("rank", rank), "text")
 
     def _bars(self, data: bytes, start: int, end: int, found: List[Reading]) -> None:
         """Find the state of the bar for a waiting line."""

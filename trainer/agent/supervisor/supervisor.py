@@ -195,7 +195,8 @@ class Supervisor:
         why = why and {key: why.get(key) for key in ("node", "rank", "text")}
         self._events.emit("end", state=verdict["state"], why=why, step=step, saved=saved is not None)
         self._events.close()
-        self._state.set(state=verdict["state"], why=why, step=step, saved=saved is not None)
+        known = {} if step is None else {"step": step}  # else the last step that was read stays
+        self._state.set(state=verdict["state"], why=why, saved=saved is not None, **known)
         return 0 if verdict["state"] == "finished" else 1
 
 
