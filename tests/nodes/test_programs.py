@@ -14,10 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from training import RUNS, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PUBLIC = Path(__file__).with_name("public")
 
 
 @dataclass(frozen=True)
@@ -150,3 +152,60 @@ def test_killed_restarted_stopped_resumed_collected(training_nodes, lab_env, tmp
     names = {path.name for path in tmp_path.joinpath("collected").rglob("*")}
     assert program.newest in names, names
     assert not program.fp32 or names & {"pytorch_model.bin", "model.safetensors"}, names
+
+
+def test_trl_as_its_package_installs_it(training_nodes, lab_env, tmp_path):
+    """``trl.scripts.sft`` cannot resume, so it only trains."""
+    user = prepared(training_nodes, lab_env, tmp_path / "work", EXAMPLES / "run_clm", "prepare.py")
+    model = (
+        "from transformers import AutoConfig as C, AutoModelForCausalLM as M; M.from_config(C.from_pretrained('model'))"
+    )
+    save = f"{model}.save_pretrained('model')"
+    subprocess.run([lab_env / "bin/python", "-c", save], check=True, cwd=user.folder, capture_output=True)
+    lines = user.folder.joinpath("data/wikitext/train.txt").read_text().splitlines()
+    user.folder.joinpath("texts").mkdir()
+    texts = "".join(json.dumps({"text": line}) + "\n" for line in lines[:100])
+    user.folder.joinpath("texts/train.jsonl").write_text(texts)
+    trained = user.run(
+        *("train", "--nodes", "2", "--code", ".", "-m", "trl.scripts.sft", "--", "--model_name_or_path", "model"),
+        *("--dataset_name", "texts", "--max_steps", "6", "--save_steps", "3", "--logging_steps", "1", "--use_cpu"),
+        *("--bf16", "False", "--max_length", "32", "--gradient_checkpointing", "False", "--output_dir", "out"),
+    )
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert "Training completed" in trained.stdout + trained.stderr
+    finishes_with(user, tmp_path, loss=True, newest="checkpoint-6")
+
+
+def test_accelerates_own_script(training_nodes, tmp_path):
+    """``test_script.py`` compares a training on both nodes with one process; it saves nothing."""
+    user = training_nodes.own(tmp_path / "work", PUBLIC)
+    words = ("train", "--nodes", "2", "--launcher", "accelerate", "-m", "accelerate.test_utils.scripts.test_script")
+    trained = user.run(*words)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert "Training yielded the same results" in trained.stdout + trained.stderr, trained.stdout + trained.stderr
+
+
+def test_lightning_resumes(training_nodes, tmp_path):
+    user = training_nodes.own(tmp_path / "work", PUBLIC)
+    words = ("train", "--nodes", "2", "fit.py", "--", "--num_nodes", "2", "--max_epochs", "100")
+    attached = user.start(*words, until="Total params")
+    run = user.last_run().name
+    saved = f"test -e {RUNS}/{run}/job/lightning_out/checkpoints/epoch=4-*.ckpt"
+    wait_until(lambda: user.box.enter("node01", ["sh", "-c", saved]).returncode == 0, "a checkpoint", 120)
+    user.kill("node02", user.rank("node02", run))
+    assert attached.finish() == 6, attached.output
+    resumed = user.run("resume", run)
+    message = resumed.stdout + resumed.stderr
+    assert resumed.returncode == 0, message
+    assert "Restored all states from the checkpoint" in message, message
+    finishes_with(user, tmp_path, loss=True, newest="epoch=99-step=1000.ckpt")
+
+
+def finishes_with(user, tmp_path, *, loss, newest):
+    run = user.last_run().name
+    state = json.loads(user.run("status", run, "--json").stdout)
+    assert state["state"] == "finished"
+    assert (state["loss"] is not None) == loss, state
+    collected = user.run("collect", run, "--to", tmp_path / "collected")
+    assert collected.returncode == 0, collected.stderr
+    assert any(path.name.endswith(newest) for path in tmp_path.joinpath("collected").rglob("*"))

@@ -35,6 +35,6 @@ loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x.sin()),
 trainer = lightning.Trainer(
     accelerator="cpu", devices=1, num_nodes=args.num_nodes, max_epochs=args.max_epochs, log_every_n_steps=1,
     default_root_dir=args.default_root_dir,
-    callbacks=[ModelCheckpoint(dirpath=f"{args.default_root_dir}/checkpoints", save_top_k=-1)],
+    callbacks=[ModelCheckpoint(dirpath=f"{args.default_root_dir}/checkpoints", every_n_epochs=5, save_top_k=-1)],
 )  # fmt: skip
 trainer.fit(Sine(), loader, ckpt_path=args.ckpt_path)
