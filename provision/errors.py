@@ -4,7 +4,8 @@
 
     ClusterctlError                       exit code
       UsageError                          2    an argument, an option, a missing program on this machine
-        InventoryError                    2    inventory.yaml has mistakes; all are listed, each with its path
+        ListedError                       2    a file has mistakes; all are listed, each with its place
+          InventoryError                  2    the file is inventory.yaml
       BundleError                         3    a bundle is truncated, damaged, unknown or too new
       PreflightError                      4    nodes refuse the command; nothing was changed
       NodesFailedError                    5    some nodes failed; the others are done
@@ -79,12 +80,16 @@ class UsageError(ClusterctlError):
     exit_code = 2
 
 
-class InventoryError(UsageError):
-    """The inventory cannot be used. ``problems`` has one line for each mistake, with its place."""
+class ListedError(UsageError):
+    """A file with mistakes. ``problems`` has one line for each mistake, with its place."""
 
     def __init__(self, message: str, *, problems: Sequence[str] = (), hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.problems = tuple(problems)
+
+
+class InventoryError(ListedError):
+    """The inventory cannot be used."""
 
 
 class BundleError(ClusterctlError):

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from provision.errors import ClusterctlError, InterruptedByUser, InventoryError, NodesError, Reason
+from provision.errors import ClusterctlError, InterruptedByUser, ListedError, NodesError, Reason
 from provision.inventory.selection import fold
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def error_lines(error: ClusterctlError) -> list[Line]:
     """What failed, where, and the next command."""
     name = "" if isinstance(error, InterruptedByUser) else "error: "
     lines = _block(name, clean(str(error)), "red")
-    if isinstance(error, InventoryError):
+    if isinstance(error, ListedError):
         lines += [line for problem in error.problems for line in _block("  ", clean(problem))]
     if isinstance(error, NodesError):
         for reason, nodes in fold_equal(error.reasons).items():
@@ -288,7 +288,7 @@ def _block(head: str, text: str, style: Style = "") -> list[Line]:
 def error_data(error: ClusterctlError) -> dict[str, Any]:
     """An error for programs."""
     data: dict[str, Any] = {"message": str(error), "exit_code": error.exit_code, "hint": error.hint}
-    if isinstance(error, InventoryError):
+    if isinstance(error, ListedError):
         data["problems"] = list(error.problems)
     if isinstance(error, NodesError):
         data["reasons"] = dict(error.reasons)

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import click
 
+from provision import launchers
 from provision.cli.options import Number, number, reporting
 from provision.errors import UsageError
 from provision.hints import again
 from provision.model import Notice
 from provision.output import Reporter
 from provision.output_text import Line, Style
+from provision.run import Job
+from provision.tasks import ds_files
 from trainer import ds_config
 from trainer import plan as plans
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
+from trainer.ds_config import check
 from trainer.ds_config.request import OPTIONS, Option, request_of
 
 _LINK = 25.0  # GB/s: one HDR InfiniBand adapter
@@ -197,13 +202,35 @@ def _settings(command: Callable[..., None]) -> Callable[..., None]:
     metavar="FILE",
     help="Write to FILE.  [default: stdout]",
 )
+@click.option("--check", "checked", type=click.Path(path_type=Path), metavar="FILE", help="Check FILE; write nothing.")
+@click.argument("words", nargs=-1, metavar="[-- COMMAND...]")
 @reporting
-def ds_config_command(reporter: Reporter, like: str | None, output: Path | None, **given: Any) -> None:
-    """Write a DeepSpeed configuration.
+def ds_config_command(
+    reporter: Reporter,
+    like: str | None,
+    output: Path | None,
+    checked: Path | None,
+    words: tuple[str, ...],
+    **given: Any,
+) -> None:
+    """Write a DeepSpeed configuration, or check one.
 
     Values that the transformers Trainer fills in are "auto" unless you set them. A script that calls DeepSpeed itself
-    (--for own) gets numbers. Contradictory options are refused.
+    (--for own) gets numbers. Contradictory options are refused. With --like, the matching arguments of the training
+    are on stderr.
+
+    With --check, COMMAND is the training's command line, or only its arguments. Every problem of the file and every
+    contradiction between the two is listed, with what resolves it. The exit code is 2 if a problem prevents the run.
     """
+    if checked is not None:
+        refuse_others(like, output, given)
+        _check(reporter, checked, words, given["world"], given["gpu"])
+        return
+    if words:
+        raise UsageError(
+            f"{shlex.join(words[:3])}: a command line is only checked",
+            hint=f"clusterctl ds-config --check FILE -- {shlex.join(words)}",
+        )
     if given["stage"] is not None:
         given["stage"] = int(given["stage"])
     try:
@@ -214,10 +241,46 @@ def ds_config_command(reporter: Reporter, like: str | None, output: Path | None,
     for each in ds_config.notices(request):
         reporter(Notice(each))
     text = ds_config.text(config)
+    matching = (
+        {} if like is None else {"arguments": check.matching(config), "llamafactory": check.matching(config, yaml=True)}
+    )
+    if matching.get("arguments"):
+        reporter(Notice(f"matching arguments: {' '.join(matching['arguments'])}"))
+        reporter(Notice(f"matching keys of LLaMA-Factory: {'; '.join(matching['llamafactory'])}"))
     if output is None:
         # The text is the file itself, so it is not wrapped to the terminal's width.
         reporter.show([Line(row, hang=None) for row in text.splitlines()])
-        reporter.result(config)
+        reporter.result({"config": config, **matching} if matching else config)
         return
     output.write_text(text, encoding="utf-8")
-    reporter.result({"file": str(output), "config": config}, f"wrote {output}")
+    reporter.result({"file": str(output), "config": config, **matching}, f"wrote {output}")
+
+
+def refuse_others(like: str | None, output: Path | None, given: Mapping[str, Any]) -> None:
+    """Refuse options that write a configuration beside ``--check``.
+
+    Raises:
+        UsageError: there is one.
+    """
+    used = {"--like": like, "--output": output}
+    used |= {each.flag: given[each.field] for each in OPTIONS if each.field not in {"world", "gpu"}}
+    if names := [flag for flag, value in used.items() if value is not None]:
+        raise UsageError(f"{', '.join(names)}: --check writes nothing", hint="omit --check, or these options")
+
+
+def _check(reporter: Reporter, file: Path, words: Sequence[str], world: int | None, gpu: str | None) -> None:
+    """Print the findings about a file. Exits with 2 if one prevents the run."""
+    try:
+        card = None if gpu is None else ds_config.find(gpu)
+    except ds_config.ConfigError as error:
+        raise UsageError(str(error), hint=error.hint) from error
+    job = launchers.from_words(words) if words and not words[0].startswith("-") else Job("script", "", tuple(words))
+    context = ds_files.context_of(job, ds_files.settings_of(job)) if words else check.Context()
+    world = ds_files.world_of(job, ()) if world is None else world
+    found = ds_files.check_file(file, str(file), replace(context, world=world, gpu=card))
+    data = {"file": str(file), "program": context.program, "deepspeed": check.table()["version"],
+            "findings": [each.data(str(file)) for each in found.findings]}  # fmt: skip
+    reporter.result(data, "\n".join(found.lines) or f"{file}: no problem found")
+    if bad := sum(each.level == check.ERROR for each in found.findings):
+        count = "a problem prevents" if bad == 1 else f"{bad} problems prevent"
+        raise UsageError(f"{file}: {count} the run", hint=f"correct it, then: {again(reporter.typed, 'ds-config')}")

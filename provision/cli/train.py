@@ -21,6 +21,7 @@ from provision.cli.options import COUNT, INDEX, SECONDS, number, reporting
 from provision.errors import UsageError
 from provision.inventory.document import shown
 from provision.launchers import from_words
+from provision.launchers.kit.plans import split_resume_arg
 from provision.masking import is_secret, mask_words
 from provision.model import Notice
 from provision.output import Reporter
@@ -32,6 +33,7 @@ from provision.session import Session
 from provision.summaries.runs import train_output
 from provision.tasks import train as tasks
 from provision.tasks.gate import GateOptions
+from provision.tasks.resume_arg import AskResume
 from provision.tasks.start import Ask, Choice, Following, HungUp
 from provision.tasks.train import ZERO_CHOICES, Policy, Training, find_config
 
@@ -180,6 +182,7 @@ def train_command(
         policy=Policy(restarts, lost_after, hang_after, on_hang),
         gate=GateOptions(exclude_bad=exclude_bad, force=force, asked=wanted),
         following=Following(detach, None if detach else ask_detach_or_stop(reporter)),
+        ask_resume=ask_resume_arg(reporter),
     )
     if dry_run:
         with session_on(reporter, inventory, nodes, dry_run=True) as session:
@@ -254,10 +257,34 @@ def resume_command(
     RUN is a run's id or part of it. The default is the newest run. Code and configuration are those of the run. So are
     the nodes, unless --nodes, --limit or --exclude select some of them. The nodes keep the order of their ranks.
     """
-    options = tasks.ResumeOptions(force, count, restarts, Following(detach, ask_detach_or_stop(reporter)), resume_arg)
+    options = tasks.ResumeOptions(
+        force, count, restarts, Following(detach, ask_detach_or_stop(reporter)), resume_arg, ask_resume_arg(reporter)
+    )
     with detach_on_hangup(), selection.session_or_here(reporter, starts=True) as session:
         result = tasks.resume(session, run, options)
     reporter.result(*train_output(result))
+
+
+def ask_resume_arg(reporter: Reporter) -> AskResume | None:
+    """A prompt for the arguments by which a program resumes; None without a terminal."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+
+    def ask(name: str) -> str:
+        with reporter.paused():
+            while True:
+                click.echo(
+                    f"{name}: arguments to resume, such as --resume {{checkpoint}} (empty: none): ", nl=False, err=True
+                )
+                text = sys.stdin.readline().strip()
+                try:
+                    split_resume_arg(text)
+                except UsageError as error:
+                    click.echo(f"{error}; {error.hint}", err=True)
+                else:
+                    return text
+
+    return ask
 
 
 def ask_detach_or_stop(reporter: Reporter) -> Ask | None:

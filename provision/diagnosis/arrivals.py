@@ -16,13 +16,13 @@ import io
 import pickle
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from provision.diagnosis.evidence import Evidence, Line
 
@@ -34,6 +34,7 @@ _STATUS = re.compile(
     r"\[PG (?:ID )?(?P<group>\S+)(?: PG GUID \S+)? Rank (?P<rank>\d{1,6})\].*?"
     r"[Ll]ast enqueued (?:NCCL )?work: (?P<enqueued>-?\d{1,18})"
 )
+_SIZE = re.compile(r"NCCL INFO .*\bnranks (?P<size>\d{1,6})\b")
 _DESYNC = re.compile(r"\[(?P<rank>\d{1,6})\] finished collective #(?P<enqueued>\d{1,18}), but didn't join")
 
 
@@ -46,12 +47,16 @@ class Arrival:
         operation: its kind, such as ALLREDUCE.
         waiting: the ranks that waited in it.
         missing: the ranks that did not arrive; empty: the logs do not say.
+        complete: all ranks of the communicator wait in it.
+        operations: by rank, where ranks wait in different kinds at this number; else empty.
     """
 
     number: int
     operation: str
     waiting: tuple[int, ...]
     missing: tuple[int, ...]
+    complete: bool = False
+    operations: Mapping[int, str] = field(default_factory=dict)
 
 
 def find_arrival(evidence: Evidence) -> Arrival | None:
@@ -59,6 +64,7 @@ def find_arrival(evidence: Evidence) -> Arrival | None:
     waits: dict[int, tuple[int, str]] = {}  # by rank: number and operation of the earliest
     groups: dict[int, str] = {}  # by rank: the process group that its watchdog named
     last: dict[tuple[str, int], int] = {}  # by group and rank: the highest number that it enqueued
+    size = 0  # ranks of the largest communicator
     for line in _lines(evidence):
         if found := _WAITED.search(line.text):
             rank = _global(line, found)
@@ -70,6 +76,8 @@ def find_arrival(evidence: Evidence) -> Arrival | None:
             groups.setdefault(rank, found["group"])
         elif found := _DESYNC.search(line.text):
             last["", int(found["rank"])] = int(found["enqueued"])
+        elif found := _SIZE.search(line.text):
+            size = max(size, int(found["size"]))
     if not waits:
         return None
     counted = Counter(sorted(groups[rank] for rank in waits if rank in groups)) or Counter(sorted(groups.values()))
@@ -78,6 +86,11 @@ def find_arrival(evidence: Evidence) -> Arrival | None:
     waiting = tuple(sorted(rank for rank, (at, _) in waits.items() if at == number))
     status = {rank: enqueued for (of, rank), enqueued in last.items() if of in {group, ""}}
     behind = tuple(sorted(rank for rank, enqueued in status.items() if enqueued < number and rank not in waiting))
+    operations = {rank: waits[rank][1] for rank in waiting if not group or groups.get(rank) == group}
+    if len(set(operations.values())) > 1:
+        return Arrival(number, waits[waiting[0]][1], waiting, (), operations=operations)
+    if 1 < size == len(waiting):
+        return Arrival(number, waits[waiting[0]][1], waiting, (), complete=True)
     missing = behind or _silent(evidence, {*waits, *status})
     return Arrival(number, waits[waiting[0]][1], waiting, missing)
 

@@ -27,6 +27,8 @@ class Cause:
         lines: patterns for one line of a log.
         events: patterns for fields of one event of the agent.
         context: a pattern that one of the earlier lines of the same rank must match.
+        anywhere: the context may also be another rank's of the same node.
+        several: it counts only with the logs of several nodes.
         grade: ``cause`` explains the failure. ``unknown`` is an exception without a row. ``ended``: a process or a node
             was killed from outside. ``late`` explains only without a better sign, because a failed peer causes the
             same lines. ``echo`` only follows from another failure.
@@ -43,6 +45,8 @@ class Cause:
     lines: tuple[str, ...] = ()
     events: tuple[Mapping[str, str], ...] = ()
     context: str = ""
+    anywhere: bool = False
+    several: bool = False
     grade: Grade = "cause"
     lasting: bool = False
     alone: str = ""

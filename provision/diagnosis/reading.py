@@ -27,6 +27,11 @@ _SYSLOG = re.compile(
     r"^(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) {1,2}(\d{1,2}) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?\b"
 )
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+# pdsh, srun --label, mpirun --tag-output and operators of Kubernetes put the host or the rank before every line.
+_LAUNCHER = re.compile(
+    r"^((?:(?!\[(?:rank|default)\d)[^\s:]{1,64}: ?){1,2})(?:\[(?:rank|default)\d{1,6}\]: ?)*Traceback \(most recent",
+    re.MULTILINE,
+)
 _REPORTED = re.compile(r"\s*rank +: (\d{1,6}) \(local_rank: (\d{1,6})\)")
 _ROW = 4200  # characters of a line that are read; clusterctl's lines are never longer
 _TIME_WITHIN = 80  # characters at the start of a line in which a time can be
@@ -154,6 +159,7 @@ def log_lines(text: str, node: str, rank: int | None = None, file: str = "", ski
     lines = []
     time: float | None = None
     year = _year(text)
+    prefixes = tuple(sorted(set(_LAUNCHER.findall(text)), key=len, reverse=True))
     for number, raw in enumerate(text.split("\n"), skipped + 1):
         row = raw.rstrip("\r").rsplit("\r", 1)[-1][:_ROW]
         owner = rank
@@ -162,6 +168,8 @@ def log_lines(text: str, node: str, rank: int | None = None, file: str = "", ski
             owner = None if ours[8] == "launcher" else int(ours[8])
             row = ours[9]
         else:
+            if prefixes and row.startswith(prefixes):
+                row = row[len(next(each for each in prefixes if row.startswith(each))) :]
             time, year = _time(row, time, year)
         while prefix := _RANK.match(row):
             owner = int(prefix[1])

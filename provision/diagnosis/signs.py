@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from provision.diagnosis.arrivals import find_arrival, name_ranks, node_of
 from provision.diagnosis.cause import Cause, Sign
-from provision.diagnosis.causes import TABLE, files, processes
+from provision.diagnosis.causes import TABLE, files, nccl, processes
 from provision.diagnosis.evidence import comparable
 from provision.diagnosis.reading import progress
 from provision.inventory import fold
@@ -86,13 +86,15 @@ _SOURCE = re.compile(r'\s*(?:\|\s*)?File "[^"]+", line \d+')  # a frame of a tra
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAMES = 4  # innermost frames of a traceback that are shown
 _LINES = 200  # lines of a traceback that are searched
+_SHOWN = 4  # ranks that are named with their operations
 _BEHIND = frozenset({"nccl.timeout", "nccl.timeout.evaluating"})  # sequence numbers can name the missing rank
 SURVIVED = 2.0  # seconds before the last progress in which a failure may be: progress is written late
 
 
 def signs(evidence: Evidence) -> tuple[Sign, ...]:
     """All signs, except signs that the run survived."""
-    found = [sign for record in evidence.records for sign in _of_record(record)]
+    several = len(evidence.records) > 1
+    found = [sign for record in evidence.records for sign in _of_record(record, several=several)]
     found = _with_missing_rank(found, evidence)
     found = [_of_unsent_file(_of_lost_node(sign, evidence), evidence) for sign in found]
     if evidence.run:
@@ -109,11 +111,25 @@ def _is_fatal(sign: Sign, alive: float | None) -> bool:
 
 
 def _with_missing_rank(found: list[Sign], evidence: Evidence) -> list[Sign]:
-    """The signs with the rank that did not arrive instead of the ranks that waited for it."""
+    """The signs with the rank that did not arrive instead of those that waited; or what all of them show."""
     if not any(sign.cause.id in _BEHIND for sign in found):
         return found
     met = find_arrival(evidence)
-    if met is None or not met.missing:
+    if met is None:
+        return found
+    if met.operations:
+        pairs = ", ".join(f"{operation} on rank {rank}" for rank, operation in sorted(met.operations.items())[:_SHOWN])
+        values = {"which": f"at number {met.number} {pairs}"}
+        return [
+            replace(each, cause=nccl.MISMATCH, captured=values) if each.cause.id in _BEHIND else each for each in found
+        ]
+    if met.complete:
+        counts = {"count": str(len(met.waiting)), "number": str(met.number), "operation": met.operation}
+        return [
+            replace(sign, cause=nccl.STUCK, captured={**sign.captured, **counts}) if sign.cause.id in _BEHIND else sign
+            for sign in found
+        ]
+    if not met.missing:
         return found
     rank = met.missing[0]
     node = node_of(evidence, rank)
@@ -156,26 +172,31 @@ def _of_unsent_file(sign: Sign, evidence: Evidence) -> Sign:
     return sign if path is None else replace(sign, cause=files.UNSENT, captured={**sign.captured, "path": path})
 
 
-def _of_record(record: Record) -> Iterator[Sign]:
-    streams: dict[int | None, list[Line]] = {}
-    for line in record.lines:
-        streams.setdefault(line.rank, []).append(line)
+def _of_record(record: Record, *, several: bool) -> Iterator[Sign]:
+    streams: dict[int | None, list[int]] = {}  # by rank: the places of its lines
+    for place, line in enumerate(record.lines):
+        streams.setdefault(line.rank, []).append(place)
     for rank in sorted(streams, key=lambda rank: (rank is None, rank)):
-        yield from _of_stream(record, streams[rank])
+        yield from _of_stream(record, streams[rank], several=several)
     for order, event in enumerate(record.events):
         yield from _of_event(record, event, order)
 
 
-def _of_stream(record: Record, lines: list[Line]) -> Iterator[Sign]:
+def _of_stream(record: Record, places: list[int], *, several: bool) -> Iterator[Sign]:
+    lines = [record.lines[place] for place in places]
     known: dict[str, tuple[Cause, dict[str, str]] | None] = {}  # logs repeat many lines
     for order, line in enumerate(lines):
         if line.text not in known:
             known[line.text] = next(match_line(line.text), None)
-        if known[line.text] is None or (order and _SOURCE.match(lines[order - 1].text)):
+        is_source = order and line.text.startswith(" ") and _SOURCE.match(lines[order - 1].text)
+        if known[line.text] is None or is_source:
             continue
         before = lines[max(0, order - CONTEXT) : order]
         for cause, captured in match_line(line.text):
-            if cause.context and not any(cause.around.search(each.text) for each in reversed(before)):
+            around = record.lines[max(0, places[order] - CONTEXT) : places[order]] if cause.anywhere else before
+            if cause.context and not any(cause.around.search(each.text) for each in reversed(around)):
+                continue
+            if cause.several and not several:
                 continue
             after = 0 if "local_rank" in captured else cause.more  # a launcher's line is followed by its own traceback
             more = tuple(each.text for each in lines[order + 1 : order + 1 + after])

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from provision.run.ignored import Unsent
+    from provision.run.needs import Need
     from provision.run.resume_args import Resuming
 
 WORK = "job"
@@ -51,6 +52,7 @@ class RunFiles:
     values of the config, or of accelerate's. ``there`` are absolute paths that the run reads on the nodes: they must
     exist and be the same on every node. ``resuming`` is how a script resumes, by its source; None for other programs.
     ``unsent`` is what git ignores and stays behind, the largest first.
+    ``needs`` is what the release and the nodes must have.
     """
 
     config: Path
@@ -64,6 +66,7 @@ class RunFiles:
     there: tuple[str, ...] = ()
     resuming: Resuming | None = None
     unsent: tuple[Unsent, ...] = ()
+    needs: tuple[Need, ...] = ()
 
     @property
     def size(self) -> int:

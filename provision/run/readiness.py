@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from provision.checks.kit.gpu import SMI
@@ -107,6 +108,29 @@ def room(nodes: Sequence[Node], facts: Mapping[str, Facts]) -> Iterator[Finding]
             yield _fail(
                 "gate.gpus", node, observed, f"correct gpus:, or see clusterctl check --only gpu --limit {node.name}"
             )
+
+
+def best_model(nodes: Sequence[Node], settings: Mapping[str, Any], *, is_shared: bool) -> Iterator[Finding]:
+    """Whether every node has the best checkpoint at the end of a training with DeepSpeed.
+
+    The Trainer loads it on every rank (``load_best_model_at_end``), but only rank 0's node has the model's states
+    (https://github.com/hiyouga/LlamaFactory/issues/5757).
+
+    Args:
+        nodes: in the order of their ranks.
+        settings: the values of the run's config.
+        is_shared: whether the nodes share the disk of the run's folder.
+    """
+    output = str(settings.get("output_dir", ""))
+    if is_shared or not settings.get("deepspeed") or PurePosixPath(output).is_absolute():
+        return
+    if settings.get("load_best_model_at_end") and not settings.get("save_on_each_node"):
+        for node in nodes[1:]:
+            observed = (
+                f"load_best_model_at_end: true needs the checkpoints of {nodes[0].name}, which shares no disk with it"
+            )
+            fix = "an output_dir on a shared disk, or load_best_model_at_end: false"
+            yield _fail("gate.checkpoints", node, observed, fix)
 
 
 def runs(nodes: Sequence[Node], facts: Mapping[str, Facts], visible: Mapping[str, str]) -> Iterator[Finding]:

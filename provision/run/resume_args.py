@@ -47,8 +47,8 @@ def notices(resuming: Resuming, name: str, *, output_known: bool, typed: bool) -
     if resuming.text is not None:
         return [f"to resume, {name} gets {resuming.text}, by {resuming.source}; --resume-arg TEXT replaces it"]
     if resuming.never:
-        return [f"{name} cannot resume: {resuming.never}; a restart starts from the first step"]
-    return [f"which option makes {name} resume is not known, so it gets only {VARIABLE}: {EXAMPLE}"]
+        return [f"{name} cannot resume: {resuming.never}; a run with checkpoints is not restarted, to keep them"]
+    return [f"which option makes {name} resume is not known, so a run with checkpoints is not restarted: {EXAMPLE}"]
 
 
 def derive(source: Source) -> Resuming:

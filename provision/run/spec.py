@@ -48,6 +48,9 @@ class Facts:
     disk_free: int = 0
     infiniband: tuple[Mapping[str, Any], ...] = ()
     packages: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    ops: tuple[str, ...] = ()
+    compilers: tuple[str, ...] = ()
     leaks: Mapping[str, str] = field(default_factory=dict)
     runs: tuple[Mapping[str, Any], ...] = ()
     boot_id: str = ""

@@ -24,7 +24,7 @@ from provision.checks.kit.probing import compile_probes, parse, probe_of
 from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError, PreflightError
 from provision.model import Finding, Inventory, Node
 from provision.render import quote, render
-from provision.run import Facts, RunFiles, readiness, tar_stream
+from provision.run import Facts, RunFiles, needs, readiness, tar_stream
 from provision.run.files import sources
 from provision.run.readiness import Content
 from provision.script import FROM_INPUT
@@ -296,6 +296,10 @@ class _Attempt:
         yield from readiness.machines(nodes, facts)
         yield from readiness.releases(nodes, {name: answer.release for name, answer in answers.items()})
         yield from readiness.room(nodes, facts)
+        yield from needs.judge(nodes, facts, self.files.needs if self.files else ())
+        if self.files is not None:
+            is_shared = not all(answer.created for answer in answers.values())
+            yield from readiness.best_model(nodes, self.files.settings, is_shared=is_shared)
         yield from readiness.runs(nodes, facts, self.options.visible)
         yield from readiness.linked(nodes, replies.ports, question.link)
         found = (

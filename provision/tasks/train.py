@@ -22,7 +22,6 @@ from provision.errors import ClusterctlError, NodesFailedError, PreflightError, 
 from provision.inventory import fold
 from provision.inventory.document import shown
 from provision.launchers import choose, fewer, launch, pack
-from provision.launchers.kit.plans import split_resume_arg
 from provision.masking import mask_words
 from provision.model import Inventory, Node, Notice
 from provision.render import quote
@@ -32,7 +31,9 @@ from provision.run.config_text import read
 from provision.run.ignored import unsent_text
 from provision.run.record import TrainResult
 from provision.run.spec import VISIBLE, choose_nodes, workers
+from provision.tasks import ds_files
 from provision.tasks.gate import GateOptions, GateResult, gate
+from provision.tasks.resume_arg import AskResume, choose_resume_arg, with_resume_arg
 from provision.tasks.runs import by_name, find, refuse_others, run_folder
 from provision.tasks.start import Following, Start
 from trainer import ds_config
@@ -42,7 +43,6 @@ from trainer.agent.contract.untrusted import UntrustedError
 if TYPE_CHECKING:
     from provision.run import Facts
     from provision.run.found import Run
-    from provision.run.resume_args import Resuming
     from provision.session import Session
 
 DEFAULT_CONFIG = "train.yaml"
@@ -81,6 +81,7 @@ class Training:
         gate: how strict the gate is.
         zero: the DeepSpeed configuration to make: a stage, or a stage with ``-offload``; None: none.
         following: how the run is followed.
+        ask_resume: asks for the arguments by which a script resumes; None: nobody can answer.
     """
 
     job: Job
@@ -90,6 +91,7 @@ class Training:
     gate: GateOptions = field(default_factory=GateOptions)
     zero: str | None = None
     following: Following = field(default_factory=Following)
+    ask_resume: AskResume | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class ResumeOptions:
         restarts: how often it may restart automatically; None: as before.
         following: how it is followed.
         resume_arg: the program's arguments to resume, which the run keeps; None: as before.
+        ask_resume: asks for them if they are not known; None: nobody can answer.
     """
 
     force: bool = False
@@ -109,6 +112,7 @@ class ResumeOptions:
     restarts: int | None = None
     following: Following = field(default_factory=Following)
     resume_arg: str | None = None
+    ask_resume: AskResume | None = None
 
 
 def find_config(inventory: Inventory) -> Path:
@@ -143,6 +147,7 @@ def train(session: Session, asked: Training) -> TrainResult:
     run, files, nodes = _pack(session, asked)
     for text in (*files.notices, *([unsent_text(files.unsent)] if files.unsent else ())):
         session.emit(Notice(text))
+    asked = _resuming(asked, files)
     with gate(session, nodes, run, files, _gate_options(session, asked, nodes)) as passed:
         spec = _spec(session, passed, run, files, asked)
         launched = launch(spec)
@@ -157,6 +162,7 @@ def train(session: Session, asked: Training) -> TrainResult:
             "launcher": choose(asked.job),
             "argv": mask_words(asked.words),
             "unsent": {each.path: each.size for each in files.unsent},
+            "resume_arg": asked.job.resume_arg if files.resuming else "",
         }
     return Start(session, passed.nodes, run, plans, about).follow(asked.following)
 
@@ -175,7 +181,7 @@ def dry_run(session: Session, asked: Training) -> tuple[RunSpec, Launch, RunFile
     scratch = f"/tmp/clusterctl-dry-run-{secrets.token_hex(8)}"  # noqa: S108 - on the nodes, under a random name
     options = replace(_gate_options(session, asked, nodes), scratch=scratch)
     with gate(session, nodes, run, files, options) as passed:
-        spec = _spec(session, passed, run, files, asked)
+        spec = _spec(session, passed, run, files, _resuming(replace(asked, ask_resume=None), files))
         return spec, launch(spec), files
 
 
@@ -203,6 +209,12 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
     plans = _plans(session, run, members)
     before = plans[0].nnodes
     refuse_plans(plans)
+    kept = record.read(record.folder_of(inventory.path, run.id)) or {}
+    text = options.resume_arg
+    if text is None and options.ask_resume and kept.get("resume_arg", "") is None:
+        text = options.ask_resume(f"the program of run {run.id}")
+    if text is not None:
+        plans = with_resume_arg(plans, text)
     limited = {plan.node: plan.env.get(VISIBLE) for plan in plans}
     visible = {name: str(gpus) for name, gpus in limited.items() if gpus is not None}
     strict = GateOptions(force=options.force, visible=visible)
@@ -214,9 +226,6 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
             plans = fewer(plans, members[0].train_address, facts)
             _warn_fewer(session, run, members, before, plans, found.unreachable)
         fresh = renewed(plans, head, token=secrets.token_hex(16), restarts=options.restarts)
-        if options.resume_arg is not None:
-            fresh = with_resume_arg(fresh, options.resume_arg)
-    kept = record.read(record.folder_of(inventory.path, run.id)) or {}
     about = {
         "master": f"{members[0].train_address}:{head.port}",
         "prefix": plans[0].prefix,
@@ -224,6 +233,7 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
         "launcher": kept.get("launcher"),
         "argv": kept.get("argv"),
         "unsent": kept.get("unsent", {}),
+        "resume_arg": kept.get("resume_arg") if text is None else text,
     }
     return Start(session, members, run.id, fresh, about).follow(options.following)
 
@@ -254,7 +264,17 @@ def _pack(session: Session, asked: Training) -> tuple[str, RunFiles, tuple[Node,
         name, typed = Path(asked.job.target).name, asked.job.resume_arg is not None
         for text in resume_args.notices(files.resuming, name, output_known=files.output is not None, typed=typed):
             session.emit(Notice(text))
+    env = {**session.inventory.train.env, **asked.job.env}
+    checked, files = ds_files.check_job(asked.job, files, world=ds_files.world_of(asked.job, nodes), env=env)
+    for text in ds_files.refuse(checked, forced=asked.gate.force, again=session.again("--force", command="train")):
+        session.warn(text)
     return run_id(asked), files, nodes
+
+
+def _resuming(asked: Training, files: RunFiles) -> Training:
+    """The training with its script's arguments to resume. The user is asked for them if it may restart."""
+    ask = asked.ask_resume if asked.policy.restarts else None
+    return replace(asked, job=choose_resume_arg(asked.job, files, ask))
 
 
 def takes_any_key(inventory: Inventory, asked: Training) -> bool:
@@ -335,9 +355,7 @@ def _spec(session: Session, passed: GateResult, run: str, files: RunFiles, asked
         env=env,
         grace=GRACE,
         launcher=asked.job.launcher,
-        job=asked.job
-        if files.resuming is None
-        else replace(asked.job, resume_arg=resume_arg(asked.job, files.resuming)),
+        job=asked.job,
         settings=files.settings,
         output=files.output,
         hang_after=asked.policy.hang_after,
@@ -456,25 +474,6 @@ def renewed(plans: Sequence[Plan], head: Facts, *, token: str, restarts: int | N
         new = plan._replace(resuming=True, none_ok=False, port=port, link=link, env=env)
         fresh.append(new if restarts is None else new._replace(restarts=restarts))
     return fresh
-
-
-def resume_arg(job: Job, resuming: Resuming) -> str | None:
-    """A script's arguments to resume: the typed ones, else those that its source shows."""
-    return job.resume_arg if job.resume_arg is not None else resuming.text
-
-
-def with_resume_arg(plans: Sequence[Plan], text: str) -> list[Plan]:
-    """The plans of a script with other arguments to resume.
-
-    Raises:
-        UsageError: the text is invalid, or a configuration's run resumes by its own option.
-    """
-    words = tuple(split_resume_arg(text))
-    if any(plan.launcher == "llamafactory" for plan in plans):
-        raise UsageError(
-            "--resume-arg is for scripts: LLaMA-Factory resumes with resume_from_checkpoint", hint="omit --resume-arg"
-        )
-    return [plan._replace(resume=plan.resume and plan.resume._replace(argv=words)) for plan in plans]
 
 
 def _plans(session: Session, run: Run, members: Sequence[Node]) -> list[Plan]:

@@ -55,7 +55,9 @@ GROUPS = {
         unit("script", "render"),
         (*unit("compiled_scripts", folder="tests/sh"), "tests/golden/test_scripts.py"),
     ),
-    "checkpoints": Group(("trainer/agent/checkpoints/*.py",), 80, unit("agent_checkpoints", "checkpoint_layouts"), unit("agent_hostile")),
+    "checkpoints": Group(
+        ("trainer/agent/checkpoints/*.py",), 80, unit("agent_checkpoints", "checkpoint_layouts"), unit("agent_hostile")
+    ),
     "link": Group(
         ("trainer/agent/link/*.py",),
         90,

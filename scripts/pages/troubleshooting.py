@@ -16,9 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 
 sys.path[:0] = [str(ROOT)]
-sys.path += [str(ROOT / "tests" / "unit")]
+sys.path += [str(ROOT / "tests" / "unit"), str(ROOT / "scripts" / "pages")]
 
 from recorded_runs.cases import cases  # noqa: E402
+from replays import by_kind, scores  # noqa: E402
 
 from provision.diagnosis.cause import Cause  # noqa: E402
 from provision.diagnosis.causes import SUBJECTS, TABLE  # noqa: E402
@@ -59,6 +60,15 @@ node counts as lost only if neither a traceback in its agent.log nor an uptime l
 ([tests/unit/recorded_runs](../tests/unit/recorded_runs)). *Source* is the origin of the text that a row matches.
 """
 
+REPLAYS = """
+## How often it is right
+
+[Replays of public failures](replays.md) are failures that users reported in public threads, rebuilt from the libraries'
+message formats. A third was kept aside while rules were written. Only the first look of the part aside is a test on
+unseen cases:
+
+"""
+
 CONDITIONS = """
 ## A run that trains, but not well
 
@@ -73,7 +83,7 @@ def page() -> str:
     for subject, causes in SUBJECTS.items():
         parts.append(f"\n## {subject}\n")
         parts += [cause_section(cause) for cause in causes]
-    parts.append(CONDITIONS)
+    parts += [REPLAYS, scores(), "\n", by_kind(), CONDITIONS]
     parts += [rule_section(rule) for rule in RULES]
     return "".join(parts)
 

@@ -1,8 +1,7 @@
 """Run by the rehearsal environment's Python: DeepSpeed loads each configuration and takes one optimizer step with it.
 
-``ds_steps.py own|trainer|load CONFIGS.json OPS``: OPS is a folder with DeepSpeed's cpu_adam, as ``pack-env --with-ops``
-builds it. Prints a JSON object a configuration: its name, the global step, the loss before it and after it, and the
-configuration that was used in the end.
+``ds_steps.py own|trainer|load CONFIGS.json`` prints a JSON object a configuration: its name, the global step, the loss
+before it and after it, and the configuration that was used in the end.
 """
 
 import json
@@ -14,22 +13,12 @@ from pathlib import Path
 os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1")
 
 import deepspeed
-import deepspeed.git_version_info
 import deepspeed.ops.adam
 import torch
 from deepspeed.accelerator import get_accelerator
 
-# A single rank shares no memory; compiling the code for shared memory takes a minute.
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 # This processor may lack fp16 products that are fast; here they only have to be right.
 get_accelerator().is_fp16_supported = lambda: True
-
-
-def packed(folder):
-    """cpu_adam comes from where pack-env has put it."""
-    deepspeed.ops.adam.__path__.append(folder)
-    deepspeed.git_version_info.installed_ops["cpu_adam"] = True
-    deepspeed.git_version_info.accelerator_name = "cpu"
 
 
 def own(config, _folder):
@@ -82,8 +71,7 @@ def load(config, _folder):
     return int(zero.stage), [], {"devices": devices, "aio": read.aio_config}
 
 
-def main(how, file, ops):
-    packed(ops)
+def main(how, file):
     deepspeed.init_distributed("gloo")
     configs = json.loads(Path(file).read_text(encoding="utf-8"))
     for name, config in configs.items():

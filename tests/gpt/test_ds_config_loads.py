@@ -9,10 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from lab_recipe import default_cache
 
-from provision.env.ops import choose, prebuild
-from provision.env.source import environment
 from trainer.ds_config import PRESETS, Request, autos, make
 
 PROGRAM = Path(__file__).with_name("ds_steps.py")
@@ -39,18 +36,7 @@ FILLED_IN = {name: request for name, request in PRESETS.items() if request.targe
 
 
 @pytest.fixture(scope="module")
-def cpu_adam(lab_env):
-    """The folder with the op, built as ``pack-env --with-ops`` builds it, and kept in its cache."""
-    (site,) = lab_env.glob("lib/python3*/site-packages")
-    baseline = choose(None, environment.find_platform(lab_env))
-    ops = prebuild(lab_env, [str(site.relative_to(lab_env))], baseline, default_cache(), names=["cpu_adam"])
-    assert ops.built == ("cpu_adam",), ops.missing
-    (folder,) = {Path(each.file).parent for each in ops.additions if Path(each.path).name.startswith("cpu_adam")}
-    return folder
-
-
-@pytest.fixture(scope="module")
-def steps(lab_env, cpu_adam, tmp_path_factory):
+def steps(lab_env, tmp_path_factory):
     """Runs configurations one after the other in one process: by name, what became of each."""
 
     def run(how, configs):
@@ -62,7 +48,7 @@ def steps(lab_env, cpu_adam, tmp_path_factory):
             **os.environ, "MASTER_PORT": str(port), "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1",
             "PYTHONDONTWRITEBYTECODE": "1", "TORCH_EXTENSIONS_DIR": str(folder / "extensions"), "HF_HUB_OFFLINE": "1",
         }  # fmt: skip
-        argv = [lab_env / "bin/python", PROGRAM, how, folder / "configs.json", cpu_adam]
+        argv = [lab_env / "bin/python", PROGRAM, how, folder / "configs.json"]
         done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True, check=False, timeout=280)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
         lines = [json.loads(row[5:]) for row in done.stdout.splitlines() if row.startswith("STEP ")]

@@ -39,6 +39,7 @@ FAULTS = {
     "lim.nproc": ("FAIL", "1000", "prlimit --pid 1 --nproc=1000:1000"),
     "mem.shm": ("FAIL", "64.0 MiB", "mount -o remount,size=64m /dev/shm"),
     "mem.shmleft": ("WARN", "nccl-fWk3", "echo old >/dev/shm/nccl-fWk3; touch -d '-1 hour' /dev/shm/nccl-fWk3"),
+    "net.dns": ("FAIL", "node03", "sed -i '1i 10.1.1.1 node03' /etc/hosts"),
     "net.docker0": ("FAIL", "docker0", "ip link add docker0 up type bridge && ip addr add 10.80.0.25/29 dev docker0"),
     "net.hostname": ("FAIL", "127.0.1.1", "sed -i '1i 127.0.1.1 node07' /etc/hosts"),
     "net.loopback": ("FAIL", "lo", "ip link set lo down"),

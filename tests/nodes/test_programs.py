@@ -63,7 +63,8 @@ RUN_CLM = Program(
     typed=(
         *("--", "deepspeed", "--num_gpus=1", "--module", "training.run_clm", "--model_name_or_path", "model"),
         *("--from_scratch", "--dataset_name", "data/wikitext", "--block_size", "32", "--max_steps", "60"),
-        *("--save_steps", "20", "--logging_steps", "1", "--per_device_train_batch_size", "2", "--use_cpu"),
+        *("--save_steps", "20", "--logging_steps", "1", "--per_device_train_batch_size", "2"),
+        *("--gradient_accumulation_steps", "8", "--use_cpu"),
         *("--deepspeed", "ds_config_cpu.json", "--output_dir", "./output", "--disable_tqdm", "True"),
     ),
     line=r"'loss': '(?P<loss>[\d.]+)'.*'epoch': '(?P<step>[\d.]+)'",
@@ -71,7 +72,7 @@ RUN_CLM = Program(
     saved="checkpoint-{}",
     newest="checkpoint-60",
     fp32=True,
-    shown=lambda step: f"{step / 184:.4g}",  # it prints the epoch, of 184 steps
+    shown=lambda step: f"{step / 23:.4g}",  # it prints the epoch, of 23 steps
 )
 VLM = Program(
     folder=EXAMPLES / "vlm",
@@ -143,9 +144,12 @@ def test_killed_restarted_stopped_resumed_collected(training_nodes, lab_env, tmp
 
     state = json.loads(user.run("status", run, "--json").stdout)
     assert state["state"] == "finished"
-    assert (state["step"], f"{state['loss']:g}") == (program.last, f"{float(found[program.shown(program.last)][-1]):g}")
+    last = float(found[program.shown(program.last)][-1])
+    assert state["loss"] == pytest.approx(last), state
+    # transformers prints no step, only the epoch
+    assert state["step"] == (None if "'epoch'" in program.line else program.last), state
     metrics = user.run("metrics", run)
-    assert f"now {state['loss']:.4g}" in metrics.stdout, metrics.stdout + metrics.stderr
+    assert f"now {last:.4g}" in metrics.stdout, metrics.stdout + metrics.stderr
     options = ("--fp32",) if program.fp32 else ()
     collected = user.run("collect", *options, run, "--to", tmp_path / "collected")
     assert collected.returncode == 0, collected.stderr

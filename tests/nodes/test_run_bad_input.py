@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+import yaml
 from training import PREFIX, ROOT, RUNS
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
@@ -54,6 +55,65 @@ def test_port_in_use(training):
     assert "nothing was started" in text
     assert "node01: port 22 is in use" in text
     assert [training.on(node, *runs) for node in training.nodes] == before
+    assert not (training.folder / "runs").exists()
+
+
+def test_an_interface_that_no_node_has_is_refused(training):
+    inventory = training.folder / "inventory.yaml"
+    inventory.write_text(inventory.read_text() + "train: {env: {NCCL_SOCKET_IFNAME: eno9}}\n")
+    refused = training.run("train", "--nodes", "2", *SHORT)
+    assert refused.returncode == 4, refused.stdout
+    text = " ".join(refused.stderr.split())
+    assert "node[01-02]: NCCL_SOCKET_IFNAME=eno9 names no interface that is up; the node has eth0, lo" in text, text
+    assert "remove it from train: env:" in text
+    assert not (training.folder / "runs").exists()
+
+
+def test_rank_0_that_a_node_looks_for_on_itself_is_refused(training):
+    inventory = training.folder / "inventory.yaml"
+    cluster = yaml.safe_load(inventory.read_text())
+    cluster["nodes"]["node01"] = {"address": cluster["nodes"]["node01"], "data_address": "rank0"}
+    inventory.write_text(yaml.safe_dump(cluster))
+    for node, address in zip(training.nodes, (training.box.nodes[0].address, "127.0.0.1"), strict=True):
+        training.on(node, "sh", "-c", f"cp /etc/hosts /etc/hosts.before; echo '{address} rank0' >>/etc/hosts")
+    try:
+        refused = training.run("train", "--nodes", "2", *SHORT)
+    finally:
+        for node in training.nodes:
+            training.on(node, "sh", "-c", "cat /etc/hosts.before >/etc/hosts")
+    assert refused.returncode == 4, refused.stdout
+    shown = " ".join(refused.stderr.split())
+    assert "node02: rank0 resolves to 127.0.0.1, which other nodes cannot reach" in shown, shown
+    assert not (training.folder / "runs").exists()
+
+
+def test_a_best_model_that_only_one_node_has_is_refused(training):
+    (training.folder / "data").mkdir()
+    (training.folder / "data/tiny.json").write_text("[]")
+    (training.folder / "data/dataset_info.json").write_text('{"tiny": {"file_name": "tiny.json"}}')
+    (training.folder / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    config = {"stage": "sft", "dataset": "tiny", "dataset_dir": "data", "template": "qwen", "output_dir": "out"}
+    config |= {"deepspeed": "ds.json", "load_best_model_at_end": True, "model_name_or_path": "/etc"}
+    (training.folder / "best.yaml").write_text(json.dumps(config))
+    refused = training.run("train", "--nodes", "2", "best.yaml")
+    assert refused.returncode == 4, refused.stdout
+    text = " ".join(refused.stderr.split())
+    assert "node02: load_best_model_at_end: true needs the checkpoints of node01" in text, text
+    assert not (training.folder / "runs").exists()
+
+
+def test_nodes_with_different_releases_are_refused(training):
+    now = training.on("node02", "readlink", PREFIX).strip()
+    copied = f"cd {ROOT} && cp -al {now} {now}-other && cp {now}.ok {now}-other.ok && ln -sfn {now}-other {PREFIX}"
+    training.on("node02", "sh", "-c", copied)
+    try:
+        refused = training.run("train", "--nodes", "2", *SHORT)
+    finally:
+        training.on("node02", "sh", "-c", f"cd {ROOT} && ln -sfn {now} {PREFIX} && rm -rf {now}-other {now}-other.ok")
+    assert refused.returncode == 4, refused.stdout
+    text = " ".join(refused.stderr.split())
+    assert f"node02: has release {now.rpartition('/')[2]}-other" in text, text
+    assert "clusterctl deploy" in text
     assert not (training.folder / "runs").exists()
 
 

@@ -44,16 +44,17 @@ def test_torn_checkpoint_is_skipped_restart_resumes_and_collect_takes_the_newest
 def test_a_run_of_two_nodes_resumes_on_one(plain_nodes):
     """The second node's rank is killed and the node excluded: the run finishes on the first, at world size 1."""
     steps = ("steps.py", "--", "--steps", "30", "--output", "out", "--save-every", "5")
-    options = ("--nodes", "2", "--output", "out", "--resume-arg", "--resume={checkpoint}")
-    broken = plain_nodes.start("train", *options, *steps, until=r"step 7 ")
+    broken = plain_nodes.start("train", "--nodes", "2", "--resume-arg", "", *steps, until=r"step 7 ")
     run = plain_nodes.last_run().name
     plain_nodes.kill("node02", plain_nodes.rank("node02"), signal.SIGKILL)
     assert broken.finish(180) == 6, broken.output
-    resumed = plain_nodes.run("resume", "--exclude", "node02", run)
+    resumed = plain_nodes.run("resume", "--exclude", "node02", "--resume-arg", "--resume={checkpoint}", run)
     message = resumed.stdout + resumed.stderr
     assert resumed.returncode == 0, message
     assert f"run {run} resumes on 1 of 2 nodes: node01 is node 0; world size 1 instead of 2" in message
     assert re.search(r"rank 0 resumes from step \d+", message), message
+    plan = json.loads(plain_nodes.on("node01", "cat", f"{RUNS}/{run}/plan-0.json"))
+    assert plan["resume"]["argv"] == ["--resume={checkpoint}"]  # for the next resume too
     shown = json.loads(plain_nodes.run("status", run, "--json").stdout)
     assert list(shown["parts"]) == ["node01"], shown
     assert plain_nodes.marked() == []

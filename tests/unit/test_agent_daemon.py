@@ -459,7 +459,7 @@ def test_resuming_without_a_checkpoint(run):
 
 def test_a_checkpoint_that_a_restart_does_not_use_is_named(run):
     half = "import os, sys; os.makedirs('out/checkpoint-7'); open('out/checkpoint-7/model.safetensors', 'w').close()"
-    again = "import os, sys; sys.exit(0 if os.path.isdir('out/checkpoint-7') else 4)"
+    again = "import os, sys; sys.exit(0 if os.path.isdir('out/kept-1/checkpoint-7') else 4)"
     program = f"import os\nif os.path.isdir('out'): {again}\nelse:\n    {half}; sys.exit(4)"
     resume = {"output": "out", "argv": []}
     run.plan(program, resume=resume, none_ok=True, restarts=1, backoff=0.05).begin()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -356,3 +357,14 @@ sys.exit(1 if attempt == 0 else 0)
     assert any(
         "so that nothing writes over it: checkpoint-3" in event.get("text", "") for event in runs.parts[0].events()
     )
+
+
+def test_a_program_that_may_not_resume_is_not_started_over_its_checkpoints(tmp_path):
+    runs = Runs(tmp_path, 2)
+    code = SAVE + 'save(3, rank=int(os.environ["CLUSTERCTL_NODE"][1:])); sys.exit(1)'
+    runs.plan(code, restarts=2, backoff=0.1, resume={"output": "out", "known": False}, port=23456)
+    end = runs.wait_end()
+    assert (end["state"], end["attempt"]) == ("failed", 2)
+    assert "has checkpoints, and how the program resumes from one is not known" in end["why"]["text"]
+    assert re.search(r"clusterctl resume \S+ --resume-arg ", end["why"]["text"])
+    assert (runs.parts[0].folder / "out/checkpoint-3/model.safetensors").exists()

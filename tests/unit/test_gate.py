@@ -14,6 +14,7 @@ from provision.errors import NodesFailedError, PreflightError
 from provision.inventory import local_inventory
 from provision.model import Inventory, Node, Notice
 from provision.run import Facts, RunFiles, config_files
+from provision.run.needs import needed
 from provision.run.readiness import Content
 from provision.session import Failure, Outcome, Session
 from provision.ssh.remote import NodeUnreachable
@@ -117,6 +118,20 @@ def test_a_bad_node_refuses_all_and_nothing_is_left(cluster):
         "to continue with node[01,03]: clusterctl train --exclude-bad; to continue anyway: clusterctl train --force"
     )
     assert cluster.removed == ["node01", "node02", "node03"]
+
+
+def test_a_package_whose_version_is_wrong_refuses_the_run(cluster):
+    versions = {"llamafactory": "0.9.5", "trl": "0.24.0"}
+    good = {"packages": tuple(versions), "versions": versions}
+    cluster.facts = {node.name: good for node in NODES}
+    cluster.facts["node02"] = {**good, "versions": {**versions, "trl": "0.26.1"}}
+    wanted = replace(LUGGAGE, needs=needed({}, {}, factory=True, env={}))
+    with pytest.raises(PreflightError) as refused:
+        cluster.through(luggage=wanted)
+    (reason,) = refused.value.reasons.values()
+    assert "has trl 0.26.1, but LLaMA-Factory 0.9.5 needs >=0.18.0,<=0.24.0" in reason
+    assert "pip install 'trl>=0.18.0,<=0.24.0'" in reason
+    assert cluster.through(luggage=wanted, force=True).nodes == NODES[:3]
 
 
 def test_ranks_are_renumbered_without_bad_nodes(cluster):

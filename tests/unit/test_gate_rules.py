@@ -114,6 +114,30 @@ def test_a_full_disk_and_a_small_one():
     assert list(seen(found, "WARN")) == ["node02"]
 
 
+BEST = {"load_best_model_at_end": True, "deepspeed": "ds.json", "output_dir": "out"}
+
+
+def test_the_best_model_of_a_deepspeed_run_needs_a_shared_disk():
+    found = seen(readiness.best_model(NODES, BEST, is_shared=False))
+    assert set(found) == {each.name for each in NODES[1:]}
+    assert all("needs the checkpoints of node01" in text for text in found.values())
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_shared"),
+    [
+        (BEST, True),
+        ({**BEST, "output_dir": "/mnt/out"}, False),
+        ({**BEST, "save_on_each_node": True}, False),
+        ({**BEST, "deepspeed": None}, False),
+        ({**BEST, "load_best_model_at_end": False}, False),
+        ({}, False),
+    ],
+)
+def test_other_runs_need_no_shared_disk(settings, is_shared):
+    assert list(readiness.best_model(NODES, settings, is_shared=is_shared)) == []
+
+
 def test_more_processes_than_gpus_fail_on_nodes_with_gpus():
     nodes = (node(1, gpus=4), node(2, gpus=2))
     reported = {"node01": facts(0, gpus=2), "node02": facts(1)}

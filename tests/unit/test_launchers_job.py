@@ -55,7 +55,7 @@ def test_a_module():
         (["train.py"], {"launcher": "torchrun", "accelerate_config": Path("a")}, "does not use it", "accelerate"),
         (["train.py"], {"per_node": 0}, "at least one", "--gpus-per-node 1"),
         (["bash", "run.sh"], {}, "run.sh cannot be read: No such file", "clusterctl train -- ./SCRIPT.sh"),
-        (["ssh", "node01", "torchrun", "t.py"], {}, "ssh cannot be run on the nodes", "the command that it would start"),
+        (["ssh", "node01", "torchrun", "t.py"], {}, "ssh cannot be run on the nodes", "command that it would start"),
         (["python", "-c", "print()"], {}, "python -c cannot", "SCRIPT.py"),
         (["python"], {}, "python alone", "SCRIPT.py"),
         (["A=1"], {}, "no command", "NAME=VALUE"),

@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from provision.errors import UsageError
 from provision.launchers import pack
 from provision.run import Job
 from provision.run.outputs import output_of
 from provision.run.resume_args import Resuming, derive, notices
 from provision.run.script_source import Source
+from provision.tasks.resume_arg import choose_resume_arg, with_resume_arg
+from trainer.agent.contract.plan import Plan, Resume, from_json
 
 NANOGPT = """
 out_dir = 'out'
@@ -101,6 +104,48 @@ def test_what_the_user_reads_before_the_start():
     assert "--resume-arg" in notices(Resuming(None), "a.py", output_known=True, typed=False)[0]
     assert "cannot resume: x" in notices(Resuming(None, never="x"), "a.py", output_known=True, typed=False)[0]
     assert notices(Resuming(""), "a.py", output_known=True, typed=False) == []
+
+
+def chosen(tmp_path, monkeypatch, job, answer="--go {checkpoint}"):
+    """The job with its arguments to resume, and what the user was asked."""
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    found = choose_resume_arg(job, pack(job), lambda name: asked.append(name) or answer)
+    return found.resume_arg, asked
+
+
+def test_the_user_is_asked_only_if_nothing_is_known(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("print(1)")
+    (tmp_path / "b.py").write_text(argparse('"--resume"'))
+    job = Job("script", "a.py", ("--out_dir", "x"))
+    assert chosen(tmp_path, monkeypatch, job) == ("--go {checkpoint}", ["a.py"])
+    assert chosen(tmp_path, monkeypatch, replace(job, resume_arg="")) == ("", [])
+    assert chosen(tmp_path, monkeypatch, replace(job, target="b.py")) == ("--resume {checkpoint}", [])
+    assert chosen(tmp_path, monkeypatch, replace(job, args=())) == (None, [])
+
+
+def test_a_resume_takes_other_arguments_and_keeps_them_in_the_plans():
+    plan = Plan("r", "node01", ("x",), {}, launcher="torchrun", resume=Resume("job/out", known=False))
+    (new,) = with_resume_arg([plan], "--load_dir {folder} --ckpt_id {tag}")
+    assert new.resume == Resume("job/out", ("--load_dir", "{folder}", "--ckpt_id", "{tag}"), known=True)
+    assert from_json(new.to_json()) == new
+    for launcher, text, message in (
+        ("torchrun", "--resume {path}", "is not one of"),
+        ("torchrun", "--hf_token hf_x", "every user"),
+        ("llamafactory", "--resume", "is for scripts"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            with_resume_arg([plan._replace(launcher=launcher)], text)
+
+
+def test_places_are_filled_by_the_agent():
+    resume = Resume("out", ("--a={folder}", "{tag}", "{name}", "{step}", "{checkpoint}"), {"X": "{checkpoint}"})
+    filled = resume.filled("/r/out/{step}/iter_10", 10)
+    assert filled.argv == ("--a=/r/out/{step}", "iter_10", "iter_10", "10", "/r/out/{step}/iter_10")
+    assert filled.env == {"X": "/r/out/{step}/iter_10"}
+    with pytest.raises(ValueError, match="has no step"):
+        resume.filled("/r/out/best", None)
+    assert Resume("out", ("{tag}",)).filled("/r/out/best", None).argv == ("best",)
 
 
 # --- where it saves ----------------------------------------------------------------------------------------------

@@ -13,6 +13,9 @@
 ``infiniband``         ``[{"device", "port", "state": "ACTIVE", "link_layer": "InfiniBand", "rate": Gbit/s,
                        "gid_index": of Ethernet's RoCE v2 address over IPv4}]``; unknown values are null
 ``packages``           names of the distributions in the environment that runs this, lower case, ``_`` for ``-``
+``versions``           by such a name, the version, if the folder's name has it
+``ops``                names of DeepSpeed's ops that are compiled in this environment
+``compilers``          which of c++, ninja and nvcc a process of the run finds
 ``leaks``              variables that would change what Python imports
 ``runs``               runs with processes here, see ``runs``
 ``clock``              seconds since the epoch; ``boot_id``, ``uid``, ``python`` and ``rank``
@@ -31,6 +34,7 @@ import re
 import shutil
 import socket
 import struct
+import sys
 import sysconfig
 import threading
 import time
@@ -148,6 +152,9 @@ def facts(master: str, rank: int, *, port: Optional[int], folder: str) -> Dict[s
         "disk_free": shutil.disk_usage(folder).free,
         "infiniband": infiniband(),
         "packages": packages(),
+        "versions": versions(),
+        "ops": ops(),
+        "compilers": compilers(),
         "leaks": {name: os.environ[name] for name in LEAKS if name in os.environ},
         "runs": runs(),
         "boot_id": _text(Path("/proc/sys/kernel/random/boot_id")),
@@ -315,15 +322,44 @@ def _gid_index(port: Path) -> Optional[int]:
 
 def packages(folders: Optional[List[str]] = None) -> List[str]:
     """The names of the distributions in ``site-packages``, from folder names; also of editable installs."""
-    if folders is None:
-        folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    found = set()
-    for folder in folders:
+    return sorted(_distributions(folders))
+
+
+def versions(folders: Optional[List[str]] = None) -> Dict[str, str]:
+    """By name, the versions of the distributions whose folder names have one."""
+    return {name: version for name, version in sorted(_distributions(folders).items()) if version}
+
+
+def _distributions(folders: Optional[List[str]]) -> Dict[str, str]:
+    found: Dict[str, str] = {}
+    for folder in _site() if folders is None else folders:
         for path in Path(folder).glob("*"):
-            match = re.match(r"(.+?)(?:-\d.*)?\.(?:dist-info|egg-info|egg-link)$", path.name)
+            match = re.match(r"(.+?)(?:-(\d.*))?\.(?:dist-info|egg-info|egg-link)$", path.name)
             if match:
-                found.add(re.sub(r"[-_.]+", "_", match.group(1)).lower())
+                name = re.sub(r"[-_.]+", "_", match.group(1)).lower()
+                found[name] = match.group(2) or found.get(name, "")
+    return found
+
+
+def _site() -> List[str]:
+    return [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+
+
+def ops(folders: Optional[List[str]] = None) -> List[str]:
+    """The names of DeepSpeed's compiled ops: ``deepspeed/ops/adam/cpu_adam_op.so`` is cpu_adam."""
+    found = set()
+    for folder in _site() if folders is None else folders:
+        for path in Path(folder).glob("deepspeed/ops/*/*_op*.so"):
+            found.add(path.name.partition(".")[0][: -len("_op")])
     return sorted(found)
+
+
+def compilers() -> List[str]:
+    """The compilers that torch's extensions use, as a process of the run finds them."""
+    cuda = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    path = os.pathsep.join([os.path.join(sys.prefix, "bin"), os.environ.get("PATH", os.defpath), cuda + "/bin"])  # noqa: PTH118
+    named = {"c++": os.environ.get("CXX", "c++"), "ninja": "ninja", "nvcc": "nvcc"}
+    return [name for name, program in named.items() if shutil.which(program, path=path)]
 
 
 def _text(path: Path) -> str:

@@ -44,6 +44,34 @@ CAUSES = (
         ),
     ),
     Cause(
+        id="checkpoint.race",
+        says="several ranks renamed or deleted the same checkpoint folder",
+        fix=(
+            "only one rank may do it: transformers 4.37 or later, and save_on_each_node: false on a shared disk",
+            "without a shared disk: an output_dir on each node's own disk",
+            "clusterctl resume RUN uses the newest complete checkpoint",
+        ),
+        source="https://github.com/huggingface/transformers/issues/27925",
+        lines=(
+            r"\[Errno (?:2|39)\] (?:No such file or directory|Directory not empty): '[^']+' -> '[^']*checkpoint-\d+'",
+            r"\[Errno (?:2|39)\] (?:No such file or directory|Directory not empty): '[^']*tmp-checkpoint-[^']*'",
+        ),
+    ),
+    Cause(
+        id="checkpoint.deleted",
+        says="several ranks deleted the same old checkpoint: {path} no longer exists",
+        fix=(
+            (
+                "with a shared disk only the first rank of the run may delete: save_on_each_node: false, or a larger "
+                "save_total_limit"
+            ),
+            "clusterctl resume RUN uses the newest complete checkpoint",
+        ),
+        source="https://github.com/huggingface/transformers/issues/20988",
+        lines=(r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>[^']+)'",),
+        context=r"in _rotate_checkpoints|shutil\.rmtree\(checkpoint",
+    ),
+    Cause(
         id="checkpoint.missing",
         says="no checkpoint to resume from[ at {path}]",
         fix=(
@@ -61,6 +89,17 @@ CAUSES = (
             r"Error loading checkpoint from (?P<path>\S+)",
             r"Client provided checkpoint load path: (?P<path>\S+) does not exist",
         ),
+    ),
+    Cause(
+        id="checkpoint.weights_only",
+        says="torch refuses an object in the checkpoint[: {name}]",
+        fix=(
+            "from torch 2.6 on torch.load reads only plain data: use the versions that wrote the checkpoint",
+            "or newer ones of transformers and DeepSpeed, which allow their own objects",
+            "in your own script, for your own checkpoints: torch.load(..., weights_only=False)",
+        ),
+        source="https://github.com/huggingface/transformers/issues/40500",
+        lines=(r"Unsupported global: GLOBAL (?P<name>\S+)", r"Weights only load failed", r"WeightsUnpickler error"),
     ),
     Cause(
         id="checkpoint.torn",
@@ -85,6 +124,16 @@ CAUSES = (
         ),
     ),
     Cause(
+        id="checkpoint.zero3",
+        says="the checkpoint has no weights: it was saved under ZeRO-3 without gathering them",
+        fix=(
+            "clusterctl collect RUN --fp32 makes the weights from the ZeRO checkpoint, if its files still exist",
+            "for the next run: stage3_gather_16bit_weights_on_model_save: true in the DeepSpeed configuration",
+        ),
+        source="https://github.com/huggingface/transformers/issues/20082",
+        lines=(r"copying a param with shape torch\.Size\(\[0\]\) from checkpoint",),
+    ),
+    Cause(
         id="checkpoint.shape",
         says="the checkpoint belongs to another model: {what}",
         fix=(
@@ -92,6 +141,6 @@ CAUSES = (
             "if tokens were added: resize_vocab: true in both runs",
         ),
         source="https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/module.py",
-        lines=(r"(?P<what>size mismatch for \S+)", r"(?P<what>Error\(s\) in loading state_dict for \w+)"),
+        lines=(r"(?P<what>size mismatch for [^\s:]+)", r"(?P<what>(?:Missing|Unexpected) key\(s\) in state_dict)"),
     ),
 )

@@ -33,6 +33,27 @@ CAUSES = (
         ),
     ),
     Cause(
+        id="env.numpy",
+        says="a compiled module needs NumPy 1, but the environment has NumPy 2",
+        fix=(_PACK, "numpy<2 in that environment, or newer versions of torch and the module that the lines above name"),
+        source="https://github.com/donahowe/AutoStudio/issues/38",
+        lines=(r"numpy\.core\.multiarray failed to import", r"RuntimeError: Numpy is not available"),
+    ),
+    Cause(
+        id="env.bitsandbytes",
+        says="bitsandbytes has no library for this CUDA[: {name}]",
+        fix=(
+            "a version of bitsandbytes with a library for the environment's CUDA: " + _PACK,
+            "BNB_CUDA_VERSION on the node must not choose another one; the CUDA libraries must be on LD_LIBRARY_PATH",
+            "clusterctl check BUNDLE (env.cuda): without a working driver it looks for its library for the cpu",
+        ),
+        source="https://github.com/bitsandbytes-foundation/bitsandbytes/issues/1559",
+        lines=(
+            r"OSError: \S*/(?P<name>libbitsandbytes_\w+\.so): cannot open shared object file",
+            r"CUDA Setup failed despite (?:GPU|CUDA) being available",
+        ),
+    ),
+    Cause(
         id="env.module",
         says="the module {name} is missing",
         fix=(
@@ -67,6 +88,16 @@ CAUSES = (
         source="recorded (Python)",
         lines=(r"(?:ImportError|OSError): (?P<name>lib[\w.+-]+): cannot open shared object file",),
         alone="; the other nodes have it",
+    ),
+    Cause(
+        id="env.locale",
+        says="Python reads and writes text as {name}, because the node has no locale",
+        fix=(
+            "LC_ALL: C.UTF-8 in train.env, or PYTHONUTF8: 1",
+            "in your own script: open(path, encoding='utf-8')",
+        ),
+        source="https://github.com/datadreamer-dev/DataDreamer/issues/13",
+        lines=(r"Unicode(?:De|En)codeError: '(?P<name>ascii|latin-1)' codec can't",),
     ),
     Cause(
         id="env.instruction",
@@ -143,6 +174,33 @@ CAUSES = (
         source="https://github.com/deepspeedai/DeepSpeed/issues/3969",
         lines=(r"'DeepSpeedCPUAdam' object has no attribute 'ds_opt_adam'",),
         grade="late",
+    ),
+    Cause(
+        id="launcher.ssh",
+        says="the launcher cannot log in to {name}",
+        fix=(
+            "start it with clusterctl train, which uses the inventory's logins",
+            "by hand: a login by key without a question to every host of the hostfile, the launcher's own one too",
+        ),
+        source="https://github.com/deepspeedai/DeepSpeed/issues/4907",
+        lines=(
+            r"host=(?P<name>\S+) was not reachable via ssh",
+            r"Command 'ssh .*?(?P<name>\S+) hostname' returned non-zero exit status 255",
+            r"^(?:pdsh@\S+: )?(?P<name>\S+): (?:Host key verification failed|Permission denied \(publickey)",
+        ),
+    ),
+    Cause(
+        id="launcher.path",
+        says="the launcher's paths do not exist on another node: {path}",
+        fix=(
+            "start it with clusterctl train: it sends the script, and clusterctl deploy brings the environment",
+            "by hand: the script's folder and the Python environment at the same paths on every node",
+        ),
+        source="https://github.com/deepspeedai/Megatron-DeepSpeed/issues/126",
+        lines=(
+            r"sh: (?:line \d+: )?cd: (?P<path>\S+): No such file or directory",
+            r"sh: (?:line \d+: )?(?P<path>/\S+/python[\d.]*): No such file or directory",
+        ),
     ),
     Cause(
         id="launcher.pdsh",

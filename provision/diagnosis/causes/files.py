@@ -44,6 +44,7 @@ CAUSES = (
         lines=(
             r"\[Errno 28\] No space left on device: '(?P<path>[^']+)'",
             r"[Nn]o space left on device",
+            r"Not enough disk space\. Needed",
             r"PytorchStreamWriter failed writing file \S+ file write failed",
             r"unexpected pos \d+ vs \d+",
             r"write\(\): fd \d+ failed with No space",
@@ -68,7 +69,7 @@ CAUSES = (
             "torch.multiprocessing.set_sharing_strategy('file_system') in the script, or fewer dataloader workers",
         ),
         source="https://github.com/zju3dv/NeuralRecon/issues/91",
-        lines=(r"Too many open files",),
+        lines=(r"Too many open files", r"received \d+ items of ancdata"),
     ),
     Cause(
         id="hub.offline",
@@ -93,6 +94,20 @@ CAUSES = (
             r"outgoing traffic has been disabled",
         ),
         alone="; the other nodes have it",
+    ),
+    Cause(
+        id="model.class",
+        says="the model needs {name}, which this transformers does not have",
+        fix=(
+            "pack an environment with the version of transformers in the model's config.json (transformers_version)",
+            "older models name LLaMATokenizer: tokenizer_class in tokenizer_config.json is LlamaTokenizer today",
+        ),
+        source="https://github.com/huggingface/transformers/issues/22222",
+        lines=(
+            r"Tokenizer class (?P<name>\w+) does not exist or is not currently imported",
+            r"model type `(?P<name>[^`]+)` but Transformers does not recognize this architecture",
+            r"Unrecognized configuration class <class '(?P<name>[^']+)'>",
+        ),
     ),
     Cause(
         id="model.files",
@@ -128,6 +143,25 @@ CAUSES = (
         ),
         source="https://github.com/hiyouga/LlamaFactory/issues/2577",
         lines=(r"Cannot find valid samples", r"num_samples should be a positive integer value, but got num_samples=0"),
+    ),
+    Cause(
+        id="dataset.broken",
+        says="the data set cannot be read as a table[: {why}]",
+        fix=(
+            (
+                "a JSON file is a list of objects, a JSONL file an object in each line; every record has "
+                "the same keys and types"
+            ),
+            "look for the first bad record: python -m json.tool FILE, or jq -c . FILE",
+            "the columns in dataset_info.json must be the file's",
+        ),
+        source="https://github.com/hiyouga/LlamaFactory/issues/1082",
+        lines=(
+            r"ArrowInvalid: (?P<why>.+)",
+            r"ArrowTypeError: (?P<why>.+)",
+            r"(?P<why>Not able to read records in the JSON file at \S+)",
+            r"(?P<why>Please pass `features` or at least one example when writing data)",
+        ),
     ),
     Cause(
         id="template.unknown",
@@ -170,8 +204,8 @@ CAUSES = (
         source="https://man7.org/linux/man-pages/man3/errno.3.html",
         lines=(
             (
-                r"\[Errno (?:116|5|107|112)\] (?P<why>Stale file handle|Input/output error|Transport "
-                r"endpoint is not connected"
+                r"\[Errno (?:116|5|70|107|112|121)\] (?P<why>Stale file handle|Input/output error|Transport "
+                r"endpoint is not connected|Communication error on send|Remote I/O error"
                 r"|Host is down)"
             ),
         ),

@@ -39,7 +39,7 @@ CAUSES = (
         fix=_OUT_OF_SERVICE,
         source="https://github.com/NVIDIA/open-gpu-kernel-modules/issues/507",
         lines=(
-            r"GPU has fallen off the bus",
+            r"fallen off the bus",
             r"Unable to determine the device handle for (?:GPU|gpu)",
             r"CUDA error: (?:unspecified launch failure|unknown error|hardware stack error)",
             r"\bGPU is lost\b",
@@ -53,7 +53,10 @@ CAUSES = (
             "clusterctl check (gpu.fm) before the next start",
         ),
         source="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
-        lines=(r"(?:Error 802|CUDA error): system not yet initialized", r"CUDA_ERROR_SYSTEM_NOT_READY"),
+        lines=(
+            r"(?:Error 802|CUDA error|cuda runtime error \(802\)) ?: system not yet initialized",
+            r"CUDA_ERROR_SYSTEM_NOT_READY",
+        ),
     ),
     Cause(
         id="cuda.driver.old",

@@ -48,6 +48,22 @@ CAUSES = (
         ),
     ),
     Cause(
+        id="nccl.ib.link",
+        says="an InfiniBand adapter or its link failed: {event}",
+        fix=(
+            "look at the cable, the transceiver and the switch port: clusterctl check (ib.errors, ib.flap, ib.symbols)",
+            "a local catastrophic error is the adapter's: dmesg -T | grep mlx5 there, its firmware, or replace it",
+            "clusterctl train --exclude NODE continues without that node",
+        ),
+        source="https://github.com/NVIDIA/nccl/issues/905",
+        lines=(
+            (
+                r"NET/IB.*Got async event ?: (?P<event>port error|local catastrophic error|device fatal "
+                r"error|GID table change)"
+            ),
+        ),
+    ),
+    Cause(
         id="nccl.ib.failed",
         says="InfiniBand does not work on this node: {call} failed",
         fix=(

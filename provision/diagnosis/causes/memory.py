@@ -40,6 +40,20 @@ _LADDER = (
 
 CAUSES = (
     Cause(
+        id="memory.pinned",
+        says="the host's memory could not be pinned for the GPU[ ({why})]",
+        fix=(
+            '"pin_memory": false beside offload_optimizer and offload_param: slower, but it needs no pinned memory',
+            "offload less, or use more nodes: each rank pins its part of the optimizer's states",
+            "in a container: --ulimit memlock=-1; clusterctl check (lim.memlock, mem.available)",
+        ),
+        source="https://github.com/deepspeedai/DeepSpeed/issues/3335",
+        lines=(
+            r"CUDA error: (?P<why>OS call failed or operation not supported on this OS|invalid argument|out of memory)",
+        ),
+        context=r"\bpin_memory\(|in pin_memory\b|cudaHost(?:Alloc|Register)",
+    ),
+    Cause(
         id="cuda.oom.others",
         says="CUDA out of memory because another process holds {other} of the GPU[: {wanted} more did not fit]",
         fix=(
@@ -162,6 +176,28 @@ CAUSES = (
         ),
     ),
     Cause(
+        id="dataset.worker",
+        says="a process that prepares the data set was killed; the usual reason is that the host's memory is full",
+        fix=(
+            "lower preprocessing_num_workers; every rank of a node starts as many",
+            "find what used the memory: dmesg -T | grep -i oom on that node",
+            "tokenise before the run: tokenized_path in LLaMA-Factory's configuration",
+        ),
+        source="https://github.com/hiyouga/LlamaFactory/issues/6762",
+        lines=(r"One of the subprocesses has abruptly died during map operation",),
+    ),
+    Cause(
+        id="shm.attach",
+        says="a rank cannot attach to another rank's shared memory {path}, which does not exist here",
+        fix=(
+            "the ranks of a node must share /dev/shm: one container for all, or --ipc=host",
+            "no other program may delete /dev/shm/nccl-*; another version of NCCL, if it is new",
+            "NCCL_SHM_DISABLE=1 in train.env uses the network instead: only to confirm the cause",
+        ),
+        source="https://github.com/NVIDIA/nccl/issues/1589",
+        lines=(r"Error while attaching to shared memory segment (?P<path>\S+) .*No such file or directory",),
+    ),
+    Cause(
         id="shm.full",
         says="shared memory (/dev/shm) is too small[: NCCL needs {size} bytes there]",
         fix=(
@@ -174,7 +210,8 @@ CAUSES = (
             r"killed by signal: Bus error",
             r"insufficient shared memory \(shm\)",
             r"Error while (?:creating|attaching to) shared memory segment (?P<path>\S+) \(size (?P<size>\d+)\)",
-            r"unable to (?:open|mmap|write to|allocate) (?:\d+ bytes (?:from|to) )?(?:file|shared memory)\S* .*/torch_",
+            r"Call to posix_fallocate failed ?: No space left on device",
+            r"unable to (?:mmap|write to|allocate) (?:\d+ bytes (?:from|to) )?(?:file|shared memory)\S* .*/torch_",
             r"No space left on device.*/dev/shm",
             r"/dev/shm/\S+ .*No space left on device",  # noqa: S108 - what NCCL says
             r"failed \(exitcode: -7\) local_rank: (?P<local_rank>\d+)",

@@ -12,6 +12,37 @@ ORDER = 40
 
 _FABRIC = "to find the node or the link: clusterctl check --level 1, and clusterctl bench nccl --pairs"
 
+MISMATCH = Cause(
+    id="nccl.mismatch",
+    says="the ranks called different collectives at the same time[: {which}]",
+    fix=(
+        (
+            "every rank must run the same collectives: evaluate, save and log on all ranks, and only write on "
+            "rank 0; equal batch counts (drop_last)"
+        ),
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL names the two collectives",
+    ),
+    source="https://github.com/NVIDIA/nccl/issues/296",
+    lines=(r"Mismatched collective detected", r"Detected mismatch between collectives on ranks"),
+)
+STUCK = Cause(
+    id="nccl.stuck",
+    says="all {count} ranks joined {operation} {number}, but its data did not move",
+    fix=(
+        (
+            "on one node: PCIe's ACS or the IOMMU breaks the traffic between GPUs: clusterctl check "
+            "(pci.acs, pci.iommu, "
+            "gpu.p2p); NCCL_P2P_DISABLE=1 in train.env confirms it, but is slower"
+        ),
+        "between nodes: the MTU, the GID index or a lossy link: clusterctl check --level 1 (net.mtu, ib.mtu, ib.gid)",
+        _FABRIC,
+        "if a GPU is at 100 % on one rank only, its kernel hangs: dmesg -T | grep -i xid there",
+    ),
+    source="https://github.com/NVIDIA/nccl/issues/2079",
+    lines=(r"\[Rank (?P<rank>\d+)\] Watchdog caught collective operation timeout",),
+    grade="late",
+)
+
 CAUSES = (
     Cause(
         id="nccl.version",
@@ -73,24 +104,13 @@ CAUSES = (
         source="https://github.com/NVIDIA/nccl/issues/697",
         lines=(
             r"socketStartConnect: Connect to (?P<peer>\S+) failed : (?P<why>.+)",
-            r"Call to connect (?:to (?P<peer>\S+) )?failed : (?P<why>.+)",
+            r"Call to connect (?:to (?P<peer>\S+) )?(?:failed|timeout) : (?P<why>.+)",
+            r"NCCL WARN Net : Connect to (?P<peer>\S+) failed : (?P<why>.+)",
             r"socketPollConnect: [Cc]onnect(?:ing)? to (?P<peer>\S+) (?:returned|failed).*?\(?(?P<why>[A-Z][\w ]+)\)?",
         ),
         grade="late",
     ),
-    Cause(
-        id="nccl.mismatch",
-        says="the ranks called different collectives at the same time",
-        fix=(
-            (
-                "every rank must run the same collectives: evaluate, save and log on all ranks, and only write on "
-                "rank 0; equal batch counts (drop_last)"
-            ),
-            "TORCH_DISTRIBUTED_DEBUG=DETAIL names the two collectives",
-        ),
-        source="https://github.com/NVIDIA/nccl/issues/296",
-        lines=(r"Mismatched collective detected", r"Detected mismatch between collectives on ranks"),
-    ),
+    MISMATCH,
     Cause(
         id="nccl.timeout.evaluating",
         says=(
@@ -115,6 +135,29 @@ CAUSES = (
             ),
         ),
         context=r"(?i)'eval_loss'|\*\*\*\*\* Running Evaluation|step \d+: train loss|\bevaluat|Generation Evaluation",
+        grade="late",
+    ),
+    Cause(
+        id="nccl.timeout.preparing",
+        says="a rank was still preparing the data set when the other ranks' waiting time ended",
+        fix=(
+            (
+                "ddp_timeout (seconds) in the configuration above the time of tokenising: 180000000 "
+                "waits as long as it takes"
+            ),
+            (
+                "tokenise before the run: tokenized_path in LLaMA-Factory's configuration; then "
+                "clusterctl push to every node"
+            ),
+            "a fast tokenizer (use_fast_tokenizer: true) and as many preprocessing_num_workers as the memory allows",
+        ),
+        source="https://github.com/hiyouga/LlamaFactory/issues/2424",
+        lines=(
+            r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=\d{1,2}, ",
+            r"store->get\('\d+'\) got error: (?:Socket Timeout|Timeout waiting for key|wait timeout)",
+        ),
+        context=r"Running tokenizer on dataset|Converting format of dataset|main_process_first|Generating train split",
+        anywhere=True,
         grade="late",
     ),
     Cause(
@@ -143,6 +186,7 @@ CAUSES = (
         ),
         grade="late",
     ),
+    STUCK,  # behind nccl.timeout: the ranks' numbers make one of the other (signs.py)
     Cause(
         id="nccl.timeout.plain",
         says="NCCL's communication timed out",

@@ -130,6 +130,19 @@ CAUSES = (
     ),
     NODE_SILENT,  # behind node.lost: the machine's own uptime makes one of the other (signs.py)
     Cause(
+        id="scheduler.stopped",
+        says="the batch system stopped the job: {why}",
+        fix=(
+            "clusterctl resume RUN resumes from the newest complete checkpoint, in the next allocation",
+            "a longer --time in the job's script, or checkpoints (save_steps) more often than the limit",
+        ),
+        source="https://github.com/facebookincubator/submitit/issues/1708",
+        lines=(
+            r"CANCELLED AT \S+ DUE TO (?P<why>[A-Z ]+[A-Z])",
+            r"slurmstepd: error: \*\*\* (?:JOB|STEP) \S+ ON \S+ (?P<why>CANCELLED) AT",
+        ),
+    ),
+    Cause(
         id="signal.hup",
         says="the terminal in which the run was started was closed (SIGHUP)",
         fix=("runs of clusterctl train survive a logout; by hand: nohup, tmux, systemd-run --user",),
@@ -212,7 +225,7 @@ CAUSES = (
             r"ailed to recv, got 0 bytes",
             r"Failed to check the \"should dump\" flag on TCPStore",
             r"DistNetworkError: (?:Broken pipe|Connection reset by peer|failed to recv)",
-            r"retrieving ncclUniqueId from \[\d+\] .* got error",
+            r"retr(?:ie|ei)ving ncclUniqueId from \[\d+\] .* got error",
         ),
         grade="echo",
     ),

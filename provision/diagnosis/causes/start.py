@@ -42,6 +42,37 @@ CAUSES = (
         ),
     ),
     Cause(
+        id="rendezvous.ranks",
+        says="the nodes met, but waited for another node's ranks until the time-out",
+        fix=(
+            (
+                "two nodes have the same rank: each needs its own NODE_RANK, from 0 (torchrun's --node_rank; with "
+                "LLaMA-Factory NODE_RANK, not RANK)"
+            ),
+            "nnodes must be the number of nodes that were started",
+            "clusterctl train gives every node its rank and starts them together",
+        ),
+        source="https://github.com/hiyouga/LlamaFactory/issues/6015",
+        lines=(r"DistStoreError: ", r"RuntimeError: Socket Timeout"),
+        context=r"in _assign_worker_ranks|in _share_and_gather|in _rendezvous\b",
+        grade="late",
+    ),
+    Cause(
+        id="rendezvous.lost",
+        says="the node that held the rendezvous left it while this node was running",
+        fix=(
+            "it is rank 0's node, or the one of the endpoint: its log says why it ended (clusterctl logs RUN)",
+            (
+                "torchrun's agents wait for one another at the end, unless one is killed: clusterctl "
+                "train starts without it"
+            ),
+        ),
+        source="https://github.com/pytorch/pytorch/issues/69520",
+        lines=(r"RendezvousConnectionError", r"^RuntimeError: (?:Connection reset by peer|Broken pipe|Socket Timeout)"),
+        context=r"in num_nodes_waiting|in _exit_barrier|_state_holder\.sync\(\)",
+        grade="late",
+    ),
+    Cause(
         id="rendezvous.missing",
         says="only {joined} of {wanted} processes joined the rendezvous[ within {seconds} s]",
         fix=(
@@ -69,6 +100,24 @@ CAUSES = (
         grade="late",
     ),
     Cause(
+        id="master.loopback",
+        says="this node looks for rank 0 on itself[, at {host}]",
+        fix=(
+            "MASTER_ADDR must be rank 0's network address: not localhost, and no name that /etc/hosts gives 127.0.0.1",
+            "services: hosts: in the inventory writes every node's name and address (clusterctl check: net.hostname)",
+            "clusterctl train gives every node rank 0's address on the training network",
+        ),
+        source="https://github.com/pytorch/pytorch/issues/67547",
+        lines=(
+            (
+                r"client socket has (?:timed out after \S+ while trying to connect to|failed to connect to)"
+                r"(?: any network address of)? \(?\[?(?P<host>localhost|127\.\d+\.\d+\.\d+|::1|::ffff:127[\d.]+)[\],]"
+            ),
+        ),
+        several=True,
+        grade="late",
+    ),
+    Cause(
         id="master.unreachable",
         says="no answer from rank 0[ at {host}, port {port}][ within {waited}]",
         fix=(
@@ -89,6 +138,7 @@ CAUSES = (
                 r"client socket has failed to connect to (?:any network address of )?\(?\[?(?P<host>[^,\]\s]+)\]?"
                 r"(?:, |:)(?P<port>\d+)"
             ),
+            r"connect\(\) timed out\. Original timeout was (?P<waited>\d+ ms)",
             r"RendezvousConnectionError",
             r"connection to the C10d store has failed",
             r"TCP client failed to connect",

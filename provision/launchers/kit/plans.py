@@ -133,7 +133,8 @@ def resume(spec: RunSpec) -> Resume | None:
         argv = [f'resume_from_checkpoint="{CHECKPOINT}"', "overwrite_output_dir=false"]
     else:
         argv = split_resume_arg(spec.job.resume_arg or "")
-    return Resume(output, tuple(argv), {"CLUSTERCTL_CHECKPOINT": CHECKPOINT})
+    known = spec.job.kind == "config" or spec.job.resume_arg is not None
+    return Resume(output, tuple(argv), {"CLUSTERCTL_CHECKPOINT": CHECKPOINT}, known)
 
 
 def split_resume_arg(text: str) -> list[str]:

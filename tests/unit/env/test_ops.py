@@ -189,17 +189,17 @@ def test_each_environment_keeps_its_own_record(with_deepspeed, tmp_path, helpers
     assert len(list((tmp_path / "cache" / "ops").iterdir())) == 3
 
 
-# --- on the real environment --------------------------------------------------------------------------------------
+# --- on the real environment, which has cpu_adam and lacks cpu_lion ------------------------------------------------
 
 SITE = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
 STEP = """
 import torch
-from deepspeed.ops.adam import DeepSpeedCPUAdam
+from deepspeed.ops.lion import DeepSpeedCPULion
 weight = torch.nn.Parameter(torch.ones(1000))
-optimizer = DeepSpeedCPUAdam([weight], lr=0.1)
+optimizer = DeepSpeedCPULion([weight], lr=0.1)
 weight.grad = torch.ones(1000)
 optimizer.step()
-print(optimizer.ds_opt_adam.__file__, round(weight.sum().item()))
+print(optimizer.ds_opt_lion.__file__, round(weight.sum().item()))
 """
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to lay a bare /usr/bin over this one")
@@ -215,7 +215,7 @@ def ops(lab_env):
 def build(prefix):
     from lab_recipe import default_cache
 
-    return prebuild(prefix, [SITE], choose(None, "linux-64"), default_cache(), names=["cpu_adam"])
+    return prebuild(prefix, [SITE], choose(None, "linux-64"), default_cache(), names=["cpu_lion"])
 
 
 @pytest.fixture(scope="module")
@@ -244,10 +244,10 @@ def without_compiler(argv, tmp_path):
 
 
 def test_the_op_is_built_once_and_named(lab_env, ops, monkeypatch):
-    assert ops.built == ("cpu_adam",)
+    assert ops.built == ("cpu_lion",)
     assert ops.baseline == "x86-64-v3"
     paths = {one.path.removeprefix(f"{SITE}/") for one in ops.additions if one.type == "file"}
-    assert {"deepspeed/ops/adam/cpu_adam_op.so", "deepspeed/git_version_info_installed.py"} <= paths
+    assert {"deepspeed/ops/lion/cpu_lion_op.so", "deepspeed/git_version_info_installed.py"} <= paths
     monkeypatch.setattr(op_builder, "compile_ops", lambda *_: pytest.fail("it is built again"))
     assert build(lab_env) == ops
     record = next(one for one in ops.additions if one.path.endswith("RECORD"))
@@ -269,7 +269,7 @@ def test_built_op_works_without_a_compiler(lab_env, with_ops, tmp_path):
     done = without_compiler([lab_env / "bin/python", "-I", "-B", "-c", program], tmp_path)
     assert done.returncode == 0, done.stderr
     file, total = done.stdout.splitlines()[-1].split()
-    assert file == str(with_ops / SITE / "deepspeed/ops/adam/cpu_adam_op.so")
+    assert file == str(with_ops / SITE / "deepspeed/ops/lion/cpu_lion_op.so")
     assert int(total) == 900
 
 
@@ -277,4 +277,4 @@ def test_built_op_works_without_a_compiler(lab_env, with_ops, tmp_path):
 def test_without_the_built_op_the_optimizer_fails(lab_env, tmp_path):
     done = without_compiler([lab_env / "bin/python", "-I", "-B", "-c", STEP], tmp_path)
     assert done.returncode != 0
-    assert "DeepSpeedCPUAdam requires the cpu_adam op" in done.stderr
+    assert "DeepSpeedCPULion requires the cpu_lion op" in done.stderr

@@ -53,11 +53,14 @@ class Resume(NamedTuple):
         output: the folder of the checkpoints.
         argv: arguments to add for a checkpoint; the words of ``PLACES`` in them are replaced.
         env: variables to add, in the same way.
+        known: whether the program resumes with these. If not, it may start from the first step, and write over
+            checkpoints: then it does not start if there are any.
     """
 
     output: str
     argv: Tuple[str, ...] = ()
     env: Dict[str, str] = {}  # noqa: RUF012 - never changed
+    known: bool = True
 
     def filled(self, checkpoint: str, step: Optional[int]) -> "Resume":
         """The arguments and variables for a checkpoint, given by its absolute path and its step.
@@ -74,7 +77,8 @@ class Resume(NamedTuple):
         def fill(word: str) -> str:
             return _PLACE.sub(lambda found: values[found.group()], word)
 
-        return Resume(self.output, tuple(map(fill, self.argv)), {key: fill(word) for key, word in self.env.items()})
+        env = {key: fill(word) for key, word in self.env.items()}
+        return self._replace(argv=tuple(map(fill, self.argv)), env=env)
 
 
 class Hang(NamedTuple):
@@ -288,7 +292,7 @@ _PLAN: Dict[str, Reader] = dict(
     port=_or_null(_PORT),
     link=_or_null(_part(Link, _LINK)),
     hang=_part(Hang, {"after": _or_null(_seconds), "policy": _policy}),
-    resume=_or_null(_part(Resume, {"output": _text, "argv": _texts, "env": _variables})),
+    resume=_or_null(_part(Resume, {"output": _text, "argv": _texts, "env": _variables, "known": _flag})),
     **dict.fromkeys(("run", "node", "launcher", "prefix", "cwd", "logs", "rank_logs"), _text),
     progress=_or_null(_text),
     **dict.fromkeys(("unset", "private"), _texts),

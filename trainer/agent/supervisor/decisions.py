@@ -58,6 +58,10 @@ def earliest(failures: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
     return min(failures, key=lambda failure: float(failure.get("time") or 0.0), default=None)
 
 
+UNKNOWN = (
+    "%s has checkpoints, and how the program resumes from one is not known, so it might write over them. Name its "
+    "option: clusterctl resume %s --resume-arg '--resume {checkpoint}'; or --resume-arg '' if it finds its newest one"
+)
 Offers = Dict[int, Dict[str, Any]]
 MOST = 1 << 20  # processes of a run
 
@@ -102,6 +106,8 @@ def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> D
     refused = ["%s: %s" % each for each in choice.refused]
     if choice.error is not None:
         return dict(decision, error="%s: %s" % (plan.output, choice.error), node=plan.node)
+    if plan.data.resume is not None and not plan.data.resume.known and (choice.name or choice.refused):
+        return dict(decision, error=UNKNOWN % (plan.output, plan.run), node=plan.node)
     aside = choice.aside and choice.aside._asdict()
     if choice.name is not None:
         found = {"checkpoint": choice.name, "step": choice.step, "copy": choice.copy}

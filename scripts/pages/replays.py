@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Writes docs/replays.md from the replays of public failures (tests/unit/replay) and what diagnose makes of them.
+
+scripts/pages/replays.py          writes the page
+scripts/pages/replays.py --print  shows it
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "replays.md"
+
+sys.path[:0] = [str(ROOT)]
+sys.path += [str(ROOT / "tests" / "unit")]
+
+from replay.replays import Replay, first_look, replays, score  # noqa: E402
+
+HEAD = """\
+# Replays of public failures
+
+<!-- scripts/pages/replays.py writes this page from tests/unit/replay; a test compares them. -->
+
+{count} failures that users of LLaMA-Factory, DeepSpeed, accelerate, torchrun, NCCL and their neighbours reported in
+public threads. Each is a file in [tests/unit/replay/cases](../tests/unit/replay/cases) with what failed and, if the
+thread says so, the versions, the number of nodes, and what solved it. Its logs are generated from the libraries' own
+message formats ([formats.py](../tests/unit/replay/formats.py)), with the lines that other ranks and the launcher print
+afterwards. They are no copies of the threads' logs. This writes the logs of a case into a folder:
+
+    python tests/unit/replay/replays.py nccl-memlock logs
+
+*right* means that `clusterctl diagnose` names the cause that the thread found, or that its log shows. *unknown* means
+that it says that it does not know it. *before the start* is the check, the gate's finding or the command that reports
+the fault before a run.
+
+A third of the cases, chosen by a hash of their names, is aside: rules were written for the others first, and then the
+score of both parts was taken (*first look*). The rules that the part aside showed to be missing followed. The final
+score includes them, so only the first look of the part aside is a test on unseen cases. The same hand generated the
+logs of both parts; logs in the field hold more surprises.
+"""
+
+
+def scores() -> str:
+    """The table of scores."""
+    rows = ["| part | cases | score | right | wrong | unknown |\n|---|---|---|---|---|---|\n"]
+    kept = first_look()
+    for part in ("rules", "aside"):
+        cases = [case for case in replays() if case.part == part]
+        named = (
+            ("before these rules", kept[part]["before"]),
+            ("first look", kept[part]["first look"]),
+            ("final", score(cases)),
+        )
+        for name, found in named:
+            rows.append(
+                f"| {part} | {len(cases)} | {name} | {found['right']} | {found['wrong']} | {found['unknown']} |\n"
+            )
+    return "".join(rows)
+
+
+def by_kind() -> str:
+    """The table of the kinds of failures."""
+    rows = ["| kind | cases | right | unknown | before the start |\n|---|---|---|---|---|\n"]
+    for kind, cases in _kinds().items():
+        found = score(cases)
+        early = sum(bool(case.caught_by) for case in cases)
+        rows.append(f"| {kind} | {len(cases)} | {found['right']} | {found['unknown']} | {early} |\n")
+    return "".join(rows)
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD.format(count=len(replays())), "\n", scores(), "\n", by_kind()]
+    for kind, cases in _kinds().items():
+        parts.append(f"\n## {kind[0].upper()}{kind[1:]}\n\n")
+        parts.append("| case | program | cause | before the start | verdict |\n|---|---|---|---|---|\n")
+        for case in cases:
+            cause = f"[{case.cause}]" if case.verdict == "right" else "not in the logs"
+            aside = " (aside)" if case.part == "aside" else ""
+            parts.append(
+                f"| [{case.id}]{aside} | {case.program} | {cause} | {_early(case.caught_by)} | {case.verdict} |\n"
+            )
+    parts.append("\n")
+    parts += [f'[{case.id}]: {case.source} "{case.title}"\n' for case in replays()]
+    causes = sorted({case.cause for case in replays() if case.verdict == "right"})
+    parts += [f"[{cause}]: troubleshooting.md#{cause.replace('.', '')}\n" for cause in causes]
+    return "".join(parts)
+
+
+def _kinds() -> dict[str, list[Replay]]:
+    found: dict[str, list[Replay]] = {}
+    for case in sorted(replays(), key=lambda case: (case.kind, case.id)):
+        found.setdefault(case.kind, []).append(case)
+    return found
+
+
+def _early(caught_by: str) -> str:
+    if not caught_by:
+        return "-"
+    return f"`clusterctl {caught_by}`" if "." not in caught_by else f"`{caught_by}`"
+
+
+def main() -> None:
+    text = page()
+    if "--print" in sys.argv[1:]:
+        print(text, end="")
+    else:
+        PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
