@@ -26,6 +26,6 @@ fi
 echo "GPUs: $NUM_GPUS, configuration: $CONFIG"
 export NCCL_DEBUG=WARN
 
-deepspeed --num_gpus=$NUM_GPUS train_deepspeed.py --deepspeed_config "$CONFIG" "$@"
+deepspeed --num_gpus="$NUM_GPUS" train_deepspeed.py --deepspeed_config "$CONFIG" "$@"
 
 echo "done"

@@ -1,8 +1,8 @@
 """Trains GPT-2 with DeepSpeed.
 
-    python data/shakespeare/prepare.py
-    deepspeed --num_gpus=4 train_deepspeed.py
-    deepspeed --num_gpus=4 train_deepspeed.py --resume_from_checkpoint out-shakespeare-xl-deepspeed/iter_15
+python data/shakespeare/prepare.py
+deepspeed --num_gpus=4 train_deepspeed.py
+deepspeed --num_gpus=4 train_deepspeed.py --resume_from_checkpoint out-shakespeare-xl-deepspeed/iter_15
 """
 
 # ----------------------------------------------------------------------------- imports and configuration

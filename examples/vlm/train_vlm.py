@@ -122,7 +122,10 @@ def main():
         torch.cuda.set_device(device)
     batch_size = training["batch_size"] // world_size
     print(f"[rank {rank}/{world_size}] local_rank={local_rank} device={device}", flush=True)
-    print(f"[rank {rank}] 分布式训练已初始化, batch size per GPU: {batch_size} (total {training['batch_size']})", flush=True)
+    print(
+        f"[rank {rank}] 分布式训练已初始化, batch size per GPU: {batch_size} (total {training['batch_size']})",
+        flush=True,
+    )
 
     random.seed(training["seed"])
     torch.manual_seed(training["seed"])
@@ -153,15 +156,15 @@ def main():
         if main_process:
             print(f"Resumed from {args.resume}: epoch {epoch}, step {step}", flush=True)
     if training["use_ddp"]:
-        model = DistributedDataParallel(
-            model, device_ids=[local_rank] if cuda else None, find_unused_parameters=False
-        )
+        model = DistributedDataParallel(model, device_ids=[local_rank] if cuda else None, find_unused_parameters=False)
     inner = model.module if training["use_ddp"] else model
 
     out = os.path.join(config["output_dir"], args.stage)
     per_epoch = len(loader) // training["accumulation_steps"]
     total = training["epochs"] * per_epoch
-    mixed = torch.autocast("cuda", torch.bfloat16) if cuda and training["use_mixed_precision"] else contextlib.nullcontext()
+    mixed = (
+        torch.autocast("cuda", torch.bfloat16) if cuda and training["use_mixed_precision"] else contextlib.nullcontext()
+    )
 
     def save(name):
         if main_process:
@@ -193,7 +196,10 @@ def main():
             step += 1
             if main_process and step % training["log_every"] == 0:
                 lr = optimizer.param_groups[0]["lr"]
-                print(f"Epoch [{epoch + 1}/{training['epochs']}] Step [{step}/{total}] Loss: {loss_sum:.4f} LR: {lr:.2e}", flush=True)
+                print(
+                    f"Epoch [{epoch + 1}/{training['epochs']}] Step [{step}/{total}] Loss: {loss_sum:.4f} LR: {lr:.2e}",
+                    flush=True,
+                )
             loss_sum = 0.0
             if step % training["save_every"] == 0:
                 save(f"checkpoint_step_{step}.pt")

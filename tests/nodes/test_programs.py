@@ -4,78 +4,87 @@ Each story: train, a rank is killed, restart from the newest checkpoint, stop, r
 that ran twice must have had the same loss, so the losses are those of an uninterrupted run.
 """
 
+from __future__ import annotations
+
 import json
 import re
-import shutil
 import subprocess
-import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from training import wait_until
+from training import RUNS, wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+PUBLIC = Path(__file__).with_name("public")
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program's folder in examples/, what makes its data, and what its user types after ``clusterctl train``.
+    """A program, what makes its data, and what its user types after ``clusterctl train``.
 
     Attributes:
-        step: matches a line with a step and its loss, and has the groups ``step`` and ``loss``.
-        kill: the step after which a rank is killed; the checkpoint of ``saved`` is complete then.
+        folder: its folder.
+        prepare: a script in it; "": it needs no data.
+        typed: the words.
+        line: matches a line with a step and its loss, and has the groups ``step`` and ``loss``.
+        shown: formats a step as in such a line.
+        kill: the step after which a rank is killed; checkpoints are saved at every 20th step.
         stop: the step after which the run is stopped.
         last: the last step.
-        resumed: matches the line in which the program says from where it continues.
-        newest: the newest checkpoint at the end, below the collected folder.
+        saved: the name of a step's checkpoint.
+        newest: the name of the newest checkpoint at the end.
         fp32: ``collect --fp32`` joins the parts of its checkpoints.
     """
 
-    folder: str
+    folder: Path
     prepare: str
-    typed: tuple
-    step: str
-    kill: int
-    stop: int
+    typed: tuple[str, ...]
+    line: str
     last: int
-    resumed: str
+    saved: str
     newest: str
     fp32: bool = False
+    kill: int = 24
+    stop: int = 44
+    shown: Callable[[int], str] = str
+
+    def at(self, step):
+        """Matches the line of a step."""
+        return self.line.replace(re.search(r"\(\?P<step>.*?\)", self.line)[0], re.escape(self.shown(step)) + r"\b")
 
 
 RUN_CLM = Program(
-    folder="run_clm",
+    folder=EXAMPLES / "run_clm",
     prepare="prepare.py",
     typed=(
         *("--", "deepspeed", "--num_gpus=1", "--module", "training.run_clm", "--model_name_or_path", "model"),
         *("--from_scratch", "--dataset_name", "data/wikitext", "--block_size", "32", "--max_steps", "60"),
-        *("--save_steps", "20", "--logging_steps", "1", "--per_device_train_batch_size", "2", "--use_cpu"),
+        *("--save_steps", "20", "--logging_steps", "1", "--per_device_train_batch_size", "2"),
+        *("--gradient_accumulation_steps", "8", "--use_cpu"),
         *("--deepspeed", "ds_config_cpu.json", "--output_dir", "./output", "--disable_tqdm", "True"),
     ),
-    step=r"'loss': '?(?P<loss>[\d.]+)",
-    kill=24,
-    stop=44,
+    line=r"'loss': '(?P<loss>[\d.]+)'.*'epoch': '(?P<step>[\d.]+)'",
     last=60,
-    resumed=r"resuming training at \S*checkpoint-(?P<step>\d+)",
+    saved="checkpoint-{}",
     newest="checkpoint-60",
     fp32=True,
+    shown=lambda step: f"{step / 23:.4g}",  # it prints the epoch, of 23 steps
 )
 VLM = Program(
-    folder="vlm",
+    folder=EXAMPLES / "vlm",
     prepare="data/prepare.py",
     typed=("train_vlm.py", "--", "--config", "configs/vlm_tiny.yaml", "--stage", "pretrain"),
-    step=r"Step \[(?P<step>\d+)/\d+\] Loss: (?P<loss>[\d.]+)",
-    kill=24,
-    stop=44,
+    line=r"Step \[(?P<step>\d+)/\d+\] Loss: (?P<loss>[\d.]+)",
     last=64,
-    resumed=r"Resumed from \S+: epoch \d+, step (?P<step>\d+)",
+    saved="checkpoint_step_{}.pt",
     newest="latest.pt",
 )
 GPT2 = Program(
-    folder="gpt2_deepspeed",
+    folder=EXAMPLES / "gpt2_deepspeed",
     prepare="data/shakespeare/prepare.py",
     typed=(
         *("train_deepspeed.py", "--", "--init_from", "scratch", "--deepspeed_config", "ds_config_cpu.json"),
@@ -83,71 +92,124 @@ GPT2 = Program(
         *("--gradient_accumulation_steps", "2", "--eval_interval", "20", "--eval_iters", "2"),
         *("--learning_rate", "1e-3", "--warmup_iters", "5", "--lr_decay_iters", "60", "--always_save_checkpoint"),
     ),
-    step=r"iter (?P<step>\d+): loss (?P<loss>[\d.]+)",
-    kill=24,
-    stop=44,
+    line=r"iter (?P<step>\d+): loss (?P<loss>[\d.]+)",
     last=59,
-    resumed=r"Resumed from iteration (?P<step>\d+)",
+    saved="iter_{}",
     newest="final",
     fp32=True,
 )
 
 
+def prepared(nodes, lab_env, folder, source, prepare):
+    """The same nodes for a user's folder with a program. Its data are git-ignored, as in the repositories of users."""
+    user = nodes.own(folder, source)
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    if prepare:
+        subprocess.run([lab_env / "bin/python", prepare], check=True, cwd=folder, capture_output=True)
+    return user
+
+
 def losses(program, text):
-    """By step, the losses that rank 0 printed, one for each time that the step ran; and the steps it resumed from."""
-    found, starts, step = {}, [], 0
-    for line in text.splitlines():
-        if resumed := re.search(program.resumed, line):
-            step = int(resumed["step"])
-            starts.append(step)
-        elif match := re.search(program.step, line):
-            step = int(match["step"]) if "step" in match.groupdict() else step + 1
-            found.setdefault(step, []).append(match["loss"])
-    return found, starts
+    """By step as rank 0 printed it, the losses: one for each time that the step ran."""
+    found = {}
+    for match in re.finditer(program.line, text):
+        found.setdefault(match["step"], []).append(match["loss"])
+    return found
 
 
-def _at(program, number):
-    """Matches the line of a step."""
-    return program.step.replace(r"(?P<step>\d+)", rf"{number}\b") if "<step>" in program.step else program.step
-
-
-@pytest.mark.parametrize("program", [RUN_CLM, VLM, GPT2], ids=lambda program: program.folder)
+@pytest.mark.parametrize("program", [RUN_CLM, VLM, GPT2], ids=lambda program: program.folder.name)
 def test_killed_restarted_stopped_resumed_collected(training_nodes, lab_env, tmp_path, program):
-    user = training_nodes.own(tmp_path / "work", EXAMPLES / program.folder)
-    subprocess.run([lab_env / "bin/python", program.prepare], check=True, cwd=user.folder, capture_output=True)
-
-    # The data that this made are git-ignored, as in the repositories of users.
-    subprocess.run(["git", "init", "-q", user.folder], check=True)
-
-    # DeepSpeed and torchrun wait for each other on both nodes, so a dead rank of one ends both.
-    attached = user.start("train", "--nodes", "2", "--restarts", "1", *program.typed, until=_at(program, 1))
+    user = prepared(training_nodes, lab_env, tmp_path / "work", program.folder, program.prepare)
+    attached = user.start("train", "--nodes", "2", "--restarts", "1", *program.typed, until=program.at(2))
     run = user.last_run().name
     rank = user.rank("node02", run)
-    attached.until(_at(program, program.kill))
+    attached.until(program.at(program.kill))
     user.kill("node02", rank)
-    attached.until(program.resumed)
-    attached.until(_at(program, program.stop))
+    attached.until(rf"attempt 2 of 2 from \S*{re.escape(program.saved.format(20))}$")
+    attached.until(program.at(program.stop))
     stopped = user.run("stop", run)
     assert stopped.returncode == 0, stopped.stderr
     attached.finish()
     assert user.marked(run=run) == []
 
     resumed = user.run("resume", run)
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    found, starts = losses(program, user.run("logs", run, "--rank", "0", "-n", "1000").stdout)
-    assert starts == [20, 40]
-    assert sorted(found)[-1] == program.last
+    message = resumed.stdout + resumed.stderr
+    assert resumed.returncode == 0, message
+    assert program.saved.format(40) in message, message
+    found = losses(program, user.run("logs", run, "--rank", "0", "-n", "1000").stdout)
+    assert list(found)[-1] == program.shown(program.last), found
     repeated = {step: values for step, values in found.items() if len(values) > 1}
-    assert len(repeated) >= 2, found
+    assert len(repeated) >= 4, found  # those between a checkpoint and the kill, and between another and the stop
     assert all(len(set(values)) == 1 for values in repeated.values()), repeated
 
     state = json.loads(user.run("status", run, "--json").stdout)
-    assert state
-    print(state)
-    print(user.run("metrics", run).stdout)
+    assert state["state"] == "finished"
+    last = float(found[program.shown(program.last)][-1])
+    assert state["loss"] == pytest.approx(last), state
+    # transformers prints no step, only the epoch
+    assert state["step"] == (None if "'epoch'" in program.line else program.last), state
+    metrics = user.run("metrics", run)
+    assert f"now {last:.4g}" in metrics.stdout, metrics.stdout + metrics.stderr
     options = ("--fp32",) if program.fp32 else ()
     collected = user.run("collect", *options, run, "--to", tmp_path / "collected")
     assert collected.returncode == 0, collected.stderr
-    names = [path for path in tmp_path.joinpath("collected").rglob("*")]
-    assert any(path.name == program.newest for path in names), names
-    print("\n".join(map(str, names)))
+    names = {path.name for path in tmp_path.joinpath("collected").rglob("*")}
+    assert program.newest in names, names
+    assert not program.fp32 or names & {"pytorch_model.bin", "model.safetensors"}, names
+
+
+def test_trl_as_its_package_installs_it(training_nodes, lab_env, tmp_path):
+    """``trl.scripts.sft`` cannot resume, so it only trains."""
+    user = prepared(training_nodes, lab_env, tmp_path / "work", EXAMPLES / "run_clm", "prepare.py")
+    model = (
+        "from transformers import AutoConfig as C, AutoModelForCausalLM as M; M.from_config(C.from_pretrained('model'))"
+    )
+    save = f"{model}.save_pretrained('model')"
+    subprocess.run([lab_env / "bin/python", "-c", save], check=True, cwd=user.folder, capture_output=True)
+    lines = user.folder.joinpath("data/wikitext/train.txt").read_text().splitlines()
+    user.folder.joinpath("texts").mkdir()
+    texts = "".join(json.dumps({"text": line}) + "\n" for line in lines[:100])
+    user.folder.joinpath("texts/train.jsonl").write_text(texts)
+    trained = user.run(
+        *("train", "--nodes", "2", "--code", ".", "-m", "trl.scripts.sft", "--", "--model_name_or_path", "model"),
+        *("--dataset_name", "texts", "--max_steps", "6", "--save_steps", "3", "--logging_steps", "1", "--use_cpu"),
+        *("--bf16", "False", "--max_length", "32", "--gradient_checkpointing", "False", "--output_dir", "out"),
+    )
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert "Training completed" in trained.stdout + trained.stderr
+    finishes_with(user, tmp_path, loss=True, newest="checkpoint-6")
+
+
+def test_accelerates_own_script(training_nodes, tmp_path):
+    """``test_script.py`` compares a training on both nodes with one process; it saves nothing."""
+    user = training_nodes.own(tmp_path / "work", PUBLIC)
+    words = ("train", "--nodes", "2", "--launcher", "accelerate", "-m", "accelerate.test_utils.scripts.test_script")
+    trained = user.run(*words)
+    assert trained.returncode == 0, trained.stdout + trained.stderr
+    assert "Training yielded the same results" in trained.stdout + trained.stderr, trained.stdout + trained.stderr
+
+
+def test_lightning_resumes(training_nodes, tmp_path):
+    user = training_nodes.own(tmp_path / "work", PUBLIC)
+    words = ("train", "--nodes", "2", "fit.py", "--", "--num_nodes", "2", "--max_epochs", "100")
+    attached = user.start(*words, until="Total params")
+    run = user.last_run().name
+    saved = f"test -e {RUNS}/{run}/job/lightning_out/checkpoints/epoch=4-*.ckpt"
+    wait_until(lambda: user.box.enter("node01", ["sh", "-c", saved]).returncode == 0, "a checkpoint", 120)
+    user.kill("node02", user.rank("node02", run))
+    assert attached.finish() == 6, attached.output
+    resumed = user.run("resume", run)
+    message = resumed.stdout + resumed.stderr
+    assert resumed.returncode == 0, message
+    assert "Restored all states from the checkpoint" in message, message
+    finishes_with(user, tmp_path, loss=True, newest="epoch=99-step=1000.ckpt")
+
+
+def finishes_with(user, tmp_path, *, loss, newest):
+    run = user.last_run().name
+    state = json.loads(user.run("status", run, "--json").stdout)
+    assert state["state"] == "finished"
+    assert (state["loss"] is not None) == loss, state
+    collected = user.run("collect", run, "--to", tmp_path / "collected")
+    assert collected.returncode == 0, collected.stderr
+    assert any(path.name.endswith(newest) for path in tmp_path.joinpath("collected").rglob("*"))

@@ -8,7 +8,7 @@ export MASTER_ADDR=localhost
 export MASTER_PORT=29500
 
 echo "config: $CONFIG, stage: $STAGE, GPUs: $NUM_GPUS"
-torchrun --nproc_per_node=$NUM_GPUS \
+torchrun --nproc_per_node="$NUM_GPUS" \
     --master_addr=$MASTER_ADDR \
     --master_port=$MASTER_PORT \
     train_vlm.py \

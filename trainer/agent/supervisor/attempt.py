@@ -7,6 +7,7 @@ each local rank (``Plan.each_rank``): then the output goes to files, in the layo
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import signal
@@ -14,7 +15,7 @@ import stat
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ..contract.plan import PORT, Plan
 from ..hangs import Hangs, Watch
@@ -25,6 +26,9 @@ from ..tracker import HURRY, Death, Ending, Group, ProcessTracker, end_all
 from .control import Control
 from .decisions import KILLS, before_saving
 from .output import Output
+
+if TYPE_CHECKING:
+    from ..reader import Reader
 
 QUIET = 60.0  # seconds without a sign of work after which the save has failed
 SAVING_LOOK = 1.0  # seconds between looks for such signs
@@ -110,6 +114,7 @@ class Attempt:
         self._killed: Optional[Dict[str, Any]] = None  # the first rank here that another process killed
         self._looked = self._ticked = 0.0
         self._step: Optional[int] = None
+        self._reader: Optional[Reader] = None  # of rank 0's lines
 
     def run(self) -> Dict[str, Any]:
         """Start the command, follow it until it exits, and end its remaining processes."""
@@ -211,6 +216,20 @@ class Attempt:
 
     def _line(self, rank: Optional[int], text: str) -> None:
         self._watch.line(rank, text, time.monotonic())
+        if rank == 0 and self._step is None:  # a trainer's own log is more exact than its lines
+            self._read(text)
+
+    def _read(self, text: str) -> None:
+        """Note the step and the loss of a line of rank 0."""
+        if self._reader is None:
+            from ..reader import Reader  # noqa: PLC0415 - its patterns are a tenth of an agent's start
+
+            self._reader = Reader()
+        for reading in self._reader.feed(text + "\n"):
+            found = {"step": reading.step, "total": reading.total, "loss": reading.loss}
+            known = {key: value for key, value in found.items() if value is not None and math.isfinite(value)}
+            if known:
+                self._state.note(**known)
 
     def _progress(self, fields: Dict[str, Any]) -> None:
         now = time.monotonic()
