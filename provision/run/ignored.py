@@ -155,7 +155,7 @@ def _matches(ignored: Ignored, names: Sequence[Named]) -> dict[str, Named]:
     found: dict[str, Named] = {}
     joined: set[str] = set()
     for each in names:
-        for base in (None, *bases):
+        for base in (*bases, *([] if each.prefix else [None])):
             path = each.path if base is None else f"{base.path}/{each.path}"
             if path not in ignored.sizes and path not in folders:
                 continue

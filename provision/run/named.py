@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from provision.errors import UsageError
 from provision.run.config_text import load_either
@@ -38,12 +38,22 @@ class Named:
         path: the value, normalised, relative to the code folder.
         source: what names it, for messages: ``the command line`` or a file.
         weak: it is only in the script's text.
+        prefix: code joins it with a value that only the running program knows: it names no file itself.
     """
 
     key: str
     path: str
     source: str
     weak: bool = False
+    prefix: bool = False
+
+
+class _Value(NamedTuple):
+    """A string with its key; ``prefix`` as in ``Named``."""
+
+    key: str
+    text: str
+    prefix: bool = False
 
 
 def named_paths(job: Job, folder: Path, script: str | None) -> tuple[Named, ...]:
@@ -56,7 +66,7 @@ def named_paths(job: Job, folder: Path, script: str | None) -> tuple[Named, ...]
     """
     typed = list(_of_words((*job.launcher_args, *job.args)))
     groups = [("the command line", False, typed)]
-    for _, value in typed:
+    for _, value, _ in typed:
         path = _plain(value)
         suffix = Path(value).suffix.lower()
         if path and path != script and suffix in (*_CONFIGURATIONS, ".py") and (folder / path).is_file():
@@ -67,14 +77,14 @@ def named_paths(job: Job, folder: Path, script: str | None) -> tuple[Named, ...]
     known: set[str] = set()  # options that a stronger source sets
     for source, weak, values in groups:
         keys = set()
-        for key, value in values:
+        for key, value, prefix in values:
             path = _plain(value)
             name = key.lower().replace("-", "_")
             if name and name in known:
                 continue
             keys.add(name)
             if path and not _RESULTS.search(name.rpartition(".")[2]):
-                found.append(Named(name, path, source, weak))
+                found.append(Named(name, path, source, weak, prefix))
         known |= keys - {""}
     return tuple(found)
 
@@ -89,20 +99,20 @@ def _plain(value: str) -> str | None:
     return None if path in (".", "..") or path.startswith("../") else path
 
 
-def _of_words(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _of_words(words: Sequence[str]) -> Iterator[_Value]:
     """The values of ``--key value …``, ``--key=value``, ``key=value`` and of plain words."""
     key = ""
     for word in words:
         if word.startswith("-"):
             key, has, value = word.lstrip("-").partition("=")
             if has:
-                yield from ((key, each) for each in _split(value))
+                yield from (_Value(key, each) for each in _split(value))
                 key = ""
         elif re.match(r"[A-Za-z_][\w.]*=", word):
             name, _, value = word.partition("=")
-            yield from ((name, each) for each in _split(value))
+            yield from (_Value(name, each) for each in _split(value))
         else:
-            yield from ((key, each) for each in _split(word))
+            yield from (_Value(key, each) for each in _split(word))
 
 
 def _split(value: str) -> tuple[str, ...]:
@@ -110,7 +120,7 @@ def _split(value: str) -> tuple[str, ...]:
     return (value, *value.split(",")) if "," in value else (value,)
 
 
-def _of_file(path: Path) -> list[tuple[str, str]]:
+def _of_file(path: Path) -> list[_Value]:
     """The strings of a configuration or a Python file, with their keys; none if it cannot be read.
 
     A faulty configuration is not reported here: whether it is one is known to the program only.
@@ -129,11 +139,11 @@ def _of_file(path: Path) -> list[tuple[str, str]]:
         return []
 
 
-def _strings(data: Any, key: str) -> Iterator[tuple[str, str]]:
+def _strings(data: Any, key: str) -> Iterator[_Value]:
     """The strings in nested data, each with the innermost key."""
     match data:
         case str():
-            yield key, data
+            yield _Value(key, data)
         case dict():
             for name, value in data.items():
                 yield from _strings(value, str(name))
@@ -142,14 +152,14 @@ def _strings(data: Any, key: str) -> Iterator[tuple[str, str]]:
                 yield from _strings(value, key)
 
 
-def _constants(node: ast.AST, key: str) -> Iterator[tuple[str, str]]:
+def _constants(node: ast.AST, key: str) -> Iterator[_Value]:
     """The string constants of Python code, each with the name that it is assigned to."""
     match node:
         case ast.Constant(value=str() as text):
-            yield key, text
+            yield _Value(key, text)
         case ast.Expr(value=ast.Constant()):  # a docstring
             return
-        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+        case ast.Assign(targets=[ast.Name(id=name)], value=ast.expr() as value):
             yield from _constants(value, name)
         case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
             yield from _constants(value, name)
@@ -157,15 +167,44 @@ def _constants(node: ast.AST, key: str) -> Iterator[tuple[str, str]]:
             yield from _constants(value, name)
         case ast.Call(func=ast.Attribute(attr="add_argument")):
             yield from _default(node)
-        case ast.Dict(keys=names, values=values):
-            for each, value in zip(names, values, strict=True):
-                yield from _constants(value, _text(each) or key)
+        case ast.Call() | ast.BinOp(op=ast.Div()) | ast.JoinedStr() if joined := _joined(node):
+            yield from _of_join(joined, key)
         case _:
-            for child in ast.iter_child_nodes(node):
-                yield from _constants(child, key)
+            yield from _of_children(node, key)
 
 
-def _default(call: ast.Call) -> Iterator[tuple[str, str]]:
+def _of_children(node: ast.AST, key: str) -> Iterator[_Value]:
+    if isinstance(node, ast.Dict):
+        for each, value in zip(node.keys, node.values, strict=True):
+            yield from _constants(value, _text(each) or key)
+    else:
+        for child in ast.iter_child_nodes(node):
+            yield from _constants(child, key)
+
+
+def _of_join(parts: list[ast.expr], key: str) -> Iterator[_Value]:
+    """The parts of a path. Its first one is only a prefix if another is not known."""
+    first, *rest = parts
+    yield _Value(key, _text(first), prefix=any(not isinstance(each, ast.Constant) for each in rest))
+    for each in rest:
+        yield from _constants(each, key)
+
+
+def _joined(node: ast.expr) -> list[ast.expr]:
+    """The parts of a path that starts with a constant: ``os.path.join("data", x)``, ``"data" / x``, ``f"data/{x}"``."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="join" | "joinpath"), args=[ast.Constant(), _, *_] as parts):
+            found = parts
+        case ast.BinOp(left=ast.Call(args=[ast.Constant() as first]) | (ast.Constant() as first), right=right):
+            found = [first, right]
+        case ast.JoinedStr(values=[ast.Constant(), *_] as parts):
+            found = parts
+        case _:
+            return []
+    return found if _text(found[0]) else []
+
+
+def _default(call: ast.Call) -> Iterator[_Value]:
     """The default of an option of argparse."""
     option = max(map(_text, call.args), key=len, default="").lstrip("-")
     for each in call.keywords:
