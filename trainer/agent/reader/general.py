@@ -242,6 +242,8 @@ def values(text: str) -> Tuple[Dict[str, Any], int]:
     if not any(word in text for word in LOSSES) or "train_runtime" in text:
         return {}, 0
     found = _json(text)
+    if found is None and _FRAGMENT.search(text):
+        return {}, 0  # a part of a JSON object: what it belongs to is unknown
     if found is None:
         found = _pairs(text)
     result = _judge(found, text)
@@ -286,6 +288,7 @@ def _json(text: str) -> Optional[_Values]:
 
 
 _DECODER = json.JSONDecoder()
+_FRAGMENT = re.compile(r'"[\w/ .\-]{1,80}" ?: ')
 
 
 def fields(items: Iterable[Tuple[Any, Any]], at: int = 0) -> _Values:
