@@ -62,15 +62,15 @@ RUN_CLM = Program(
     prepare="prepare.py",
     typed=(
         *("--", "deepspeed", "--num_gpus=1", "--module", "training.run_clm", "--model_name_or_path", "model"),
-        *("--from_scratch", "--dataset_name", "data/wikitext", "--block_size", "32", "--max_steps", "60"),
+        *("--from_scratch", "--dataset_name", "data/wikitext", "--block_size", "32", "--max_steps", "200"),
         *("--save_steps", "20", "--logging_steps", "1", "--per_device_train_batch_size", "2"),
         *("--gradient_accumulation_steps", "8", "--use_cpu"),
         *("--deepspeed", "ds_config_cpu.json", "--output_dir", "./output", "--disable_tqdm", "True"),
     ),
     line=r"'loss': '(?P<loss>[\d.]+)'.*'epoch': '(?P<step>[\d.]+)'",
-    last=60,
+    last=200,
     saved="checkpoint-{}",
-    newest="checkpoint-60",
+    newest="checkpoint-200",
     fp32=True,
     shown=lambda step: f"{step / 23:.4g}",  # it prints the epoch, of 23 steps
 )
@@ -135,11 +135,13 @@ def test_killed_restarted_stopped_resumed_collected(training_nodes, lab_env, tmp
     resumed = user.run("resume", run)
     message = resumed.stdout + resumed.stderr
     assert resumed.returncode == 0, message
-    assert program.saved.format(40) in message, message
+    start = re.search(rf"attempt \d+ of 2 from \S*{program.saved.format('([0-9]+)')}$", message, re.MULTILINE)
+    assert start, message
+    assert int(start[1]) >= 40, message  # a fast program saves again before the stop arrives
     found = losses(program, user.run("logs", run, "--rank", "0", "-n", "1000").stdout)
     assert list(found)[-1] == program.shown(program.last), found
     repeated = {step: values for step, values in found.items() if len(values) > 1}
-    assert len(repeated) >= 4, found  # those between a checkpoint and the kill, and between another and the stop
+    assert len(repeated) >= 3, found  # at least those from the checkpoint to the kill
     assert all(len(set(values)) == 1 for values in repeated.values()), repeated
 
     state = json.loads(user.run("status", run, "--json").stdout)
