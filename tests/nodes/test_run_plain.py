@@ -1,6 +1,7 @@
 """``--launcher plain`` on two nodes without torch: real ranks that meet at MASTER_ADDR, and one that fails."""
 
 import re
+import subprocess
 
 import command
 import pytest
@@ -81,3 +82,44 @@ def test_failed_rank_stops_all_ranks(nodes, ssh):
     assert "rank 3 exited with code 7" in result.stderr + result.stdout
     for node in nodes.nodes:
         assert ssh(nodes, node.name, "pgrep -f [m]eet.py").stdout == b""
+
+
+# nanoGPT's way: the folder is joined with the data set's name, which a configuration in Python sets.
+READS = """\
+import os, sys
+dataset = "none"
+exec(open(sys.argv[1]).read())
+print(open(os.path.join("data", dataset, "train.bin")).read(), flush=True)
+try:
+    open("nib.lav/gib"[::-1])  # a path that the text of the script does not have
+except FileNotFoundError as error:
+    sys.exit(f"FileNotFoundError: {error}")
+"""
+
+
+def test_ignored_data_is_sent_and_a_missing_ignored_file_is_explained(nodes):
+    folder = nodes.directory / "reads"
+    for name, text in {
+        ".gitignore": "*.bin\n",
+        "train.py": READS,
+        "run.sh": 'cd "$(dirname "$0")"\nCONFIG=${1:-config/none.py}\nexport A=b\npython train.py "$CONFIG"\n',
+        "config/small.py": "dataset = 'small'\n",
+        "data/small/train.bin": "tokens of small",
+        "big/val.bin": "x" * 1000,
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    subprocess.run(["git", "init", "-q", "."], cwd=folder, check=True)
+    options = ["--inventory", str(nodes.inventory), "--launcher", "plain", "--gpus-per-node", "1"]
+    words = ["train", *options, "--", "bash", "run.sh", "config/small.py"]
+    failed = command.run(*words, cwd=folder, timeout=120)
+    assert failed.returncode == 6, failed.stderr + failed.stdout
+    assert "run.sh means: A=b python train.py config/small.py" in failed.stderr
+    assert "because config/small.py names it: data/small (15 B)" in failed.stderr
+    assert "not sent, git-ignored: big/ (1.0 kB); --include PATTERN sends more" in failed.stderr
+    assert all("tokens of small" in text for text in logs(nodes).values())
+    explained = command.run("diagnose", "--inventory", str(nodes.inventory), cwd=folder, timeout=60)
+    assert "big/val.bin: git-ignored, so it was not sent" in explained.stdout
+    assert "--include big/val.bin" in " ".join(explained.stdout.split())
+    words[1:1] = ["--include", "big/val.bin"]
+    assert command.run(*words, cwd=folder, timeout=120).returncode == 0

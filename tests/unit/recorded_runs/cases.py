@@ -10,6 +10,7 @@
         finds: cuda.oom             # the cause's id; omitted if no log gives the reason, or nothing failed
         node: node02                # who failed first,
         rank: 3                     # and which rank; omitted: the launcher, or the node as a whole
+        unsent: ["data/x.bin"]      # git-ignored files of the code that the run's record lists as not sent
         conditions: [loss.flat]     # of a run that trains: the rules that hold, and no others
         says: ["2.00 GiB"]          # part of the verdict
         fix: ["ZeRO"]               # part of the fix
@@ -30,7 +31,9 @@ import yaml
 from provision.diagnosis import Evidence, reading
 
 FOLDER = Path(__file__).parent
-KNOWN = {"source", "note", "state", "processes", "finds", "node", "rank", "conditions", "says", "fix", "rows"}
+KNOWN = {
+    *("source", "note", "state", "processes", "finds", "node", "rank", "unsent", "conditions", "says", "fix", "rows")
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,7 @@ def _case(folder: Path) -> Case:
     records += [
         reading.record(path.name, {"run.log": path.read_text(encoding="utf-8")}, file=path.name) for path in files
     ]
-    evidence = Evidence(tuple(records), "" if files else folder.name, data.get("state", ""))
+    unsent = tuple(data.pop("unsent", ()))
+    evidence = Evidence(tuple(records), "" if files else folder.name, data.get("state", ""), unsent=unsent)
     listed = {name: tuple(data.pop(name, ())) for name in ("conditions", "says", "fix", "rows")}
     return Case(folder.name, evidence=evidence, **listed, **data)
