@@ -14,7 +14,7 @@ import stat
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 from ..contract.plan import PORT, Plan
 from ..hangs import Hangs, Watch
@@ -25,6 +25,9 @@ from ..tracker import HURRY, Death, Ending, Group, ProcessTracker, end_all
 from .control import Control
 from .decisions import KILLS, before_saving
 from .output import Output
+
+if TYPE_CHECKING:
+    from ..reader import Reading
 
 QUIET = 60.0  # seconds without a sign of work after which the save has failed
 SAVING_LOOK = 1.0  # seconds between looks for such signs
@@ -117,7 +120,7 @@ class Attempt:
             stack.callback(self._tracker.close)
             stack.callback(self._metrics.close)
             try:
-                self._output = Output(self._plan, self._events, self._line, self._progress, self._bytes)
+                self._output = Output(self._plan, self._events, self._line, self._progress, self._reading, self._bytes)
                 stack.callback(self._output.close)
                 self._group.make()
                 command = self._command = start_command(self._plan, self._decision, self._group)
@@ -212,9 +215,13 @@ class Attempt:
     def _line(self, rank: Optional[int], text: str) -> None:
         self._watch.line(rank, text, time.monotonic())
 
-    def _progress(self, fields: Dict[str, Any]) -> None:
+    def _reading(self, rank: Optional[int], reading: Reading) -> None:
+        self._watch.reading(rank, reading, time.monotonic())
+
+    def _progress(self, fields: Dict[str, Any], logged: bool) -> None:
         now = time.monotonic()
-        self._watch.progress(fields, now)
+        if logged:
+            self._watch.progress(fields, now)
         self._control.last_progress = now
         self._step = fields.get("step", self._step)
         self._state.note(**{key: fields[key] for key in ("step", "total", "loss") if key in fields})
