@@ -53,6 +53,7 @@ class Follower:
         self._files: dict[Path, TextIO] = {}
         self._phase = ""
         self._shown: Progress | None = None
+        self._reporter: int | None = None  # the place in ``names`` of the node whose progress counts
 
     # --- the run's state -------------------------------------------------------------------------
 
@@ -128,10 +129,16 @@ class Follower:
         if rank == 0:
             self._emit(LogLine(name, rank, text))
 
-    def _progress(self, _name: str, event: Event) -> None:
+    def _progress(self, name: str, event: Event) -> None:
         step, total, loss = event.get("step"), event.get("total"), event.get("loss")
         if not isinstance(step, int):
             return
+        at = self.names.index(name)
+        if self._reporter is not None and at > self._reporter:
+            return  # ranks advance together; each node reports if all ranks print
+        if at != self._reporter:
+            self._reporter = at
+            self.losses.clear()
         if isinstance(loss, int | float):
             self.losses.append(float(loss))
         self.steps = step

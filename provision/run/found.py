@@ -90,6 +90,11 @@ class Run:
         return self.parts[0]
 
     @property
+    def reporter(self) -> Part:
+        """The part with the run's step and loss: of the lowest rank with a loss, else the head."""
+        return next((part for part in self.parts if part.number("loss") is not None), self.head)
+
+    @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes that reported it."""
         return tuple(part.node for part in self.parts)
@@ -138,8 +143,8 @@ class Run:
 
     def left(self) -> float | None:
         """Seconds until its last step at the pace of its last samples; None if unknown."""
-        step, total = self.head.number("step"), self.head.number("total")
-        pace = pace_of(self.head.samples)
+        step, total = self.reporter.number("step"), self.reporter.number("total")
+        pace = pace_of(self.reporter.samples)
         return (total - step) * pace if self.live and pace and step is not None and total else None
 
 

@@ -39,7 +39,8 @@ def run_data(run: Run, now: float) -> dict[str, Any]:
         "nodes": list(run.nodes),
         "missing_nodes": run.missing,
         "owner": run.owner,
-        **{key: head.fields.get(key) for key in ("step", "total", "loss", "phase", "attempt", "attempts")},
+        **{key: run.reporter.fields.get(key) for key in ("step", "total", "loss")},
+        **{key: head.fields.get(key) for key in ("phase", "attempt", "attempts")},
         **{key: head.fields.get(key) for key in ("checkpoint", "port", "world_size", "why", "began")},
         "networks": list(run.networks),
         "left": None if left is None else round(left, 1),
@@ -74,8 +75,8 @@ def run_output(result: RunStatus, now: float) -> Summary:
     about = [f"run {run.id}: {_state(run)}"]
     left = run.left()
     progress = [
-        f"step {_steps(head)}" if head.number("step") is not None else "",
-        f"loss {loss:.4g}" if (loss := head.number("loss")) is not None else "",
+        f"step {_steps(run.reporter)}" if run.reporter.number("step") is not None else "",
+        f"loss {loss:.4g}" if (loss := run.reporter.number("loss")) is not None else "",
         f"{duration(left)} left" if left is not None else "",
         f"attempt {head.fields.get('attempt')} of {head.fields.get('attempts')}"
         if (head.number("attempts") or 1) > 1 or (head.number("attempt") or 1) > 1
@@ -111,13 +112,13 @@ def _of_another(run: Run, users: Mapping[str, int | None]) -> bool:
 
 
 def _row(run: Run, now: float, *, others: bool) -> list[str]:
-    loss, left, age = run.head.number("loss"), run.left(), _age(run, now)
+    loss, left, age = run.reporter.number("loss"), run.left(), _age(run, now)
     nodes = fold(run.nodes) + (f" +{run.missing} ?" if run.missing else "")
     return [
         run.id,
         run.state,
         nodes,
-        _steps(run.head),
+        _steps(run.reporter),
         f"{loss:.4g}" if loss is not None else "-",
         span(left) if left is not None else "-",
         span(age) if age is not None else "-",

@@ -90,7 +90,10 @@ import os, sys
 dataset = "none"
 exec(open(sys.argv[1]).read())
 print(open(os.path.join("data", dataset, "train.bin")).read(), flush=True)
-open("big/val.bin")
+try:
+    open("nib.lav/gib"[::-1])  # a path that the text of the script does not have
+except FileNotFoundError as error:
+    sys.exit(f"FileNotFoundError: {error}")
 """
 
 
@@ -113,10 +116,10 @@ def test_ignored_data_is_sent_and_a_missing_ignored_file_is_explained(nodes):
     assert failed.returncode == 6, failed.stderr + failed.stdout
     assert "run.sh means: A=b python train.py config/small.py" in failed.stderr
     assert "because config/small.py names it: data/small (15 B)" in failed.stderr
-    assert "not sent, git-ignored: big/val.bin (1.0 kB); --include PATTERN sends more" in failed.stderr
+    assert "not sent, git-ignored: big/ (1.0 kB); --include PATTERN sends more" in failed.stderr
     assert all("tokens of small" in text for text in logs(nodes).values())
     explained = command.run("diagnose", "--inventory", str(nodes.inventory), cwd=folder, timeout=60)
     assert "big/val.bin: git-ignored, so it was not sent" in explained.stdout
-    assert "clusterctl train --include big/val.bin" in explained.stdout
+    assert "--include big/val.bin" in " ".join(explained.stdout.split())
     words[1:1] = ["--include", "big/val.bin"]
     assert command.run(*words, cwd=folder, timeout=120).returncode == 0

@@ -8,6 +8,7 @@ from agents import plan_of
 
 from trainer.agent import hangs, processes
 from trainer.agent.processes import Stat
+from trainer.agent.reader import Reader
 
 RUNNING = "[INFO|trainer.py:2519] >> ***** Running training *****"
 EVALUATING = "[INFO|trainer.py:4643] >> ***** Running Evaluation *****"
@@ -60,6 +61,7 @@ class Life:
         self.watch = hangs.Watch(plan_of(**plan), self.proc)
         self.now = 1000.0
         self.step = 0
+        self.readers = {}  # by rank
         self.found = []  # (seconds of this life, hang)
         self.began = self.now
         self.look()
@@ -80,6 +82,8 @@ class Life:
 
     def say(self, text, rank=0):
         self.watch.line(rank, text, self.now)
+        for reading in self.readers.setdefault(rank, Reader(rank=rank)).feed(f"{text}\n"):
+            self.watch.reading(rank, reading, self.now)
         return self
 
     def train(self, steps, seconds=3, total=1000):

@@ -246,7 +246,7 @@ def test_growing_output_is_a_sign_of_life_even_without_a_complete_line(tmp_path)
 
     heard = []
     plan = NodePlan(plan_of(first_rank=4), tmp_path, tmp_path / "plan-0.json")
-    output = Output(plan, Events(tmp_path), lambda *_: None, lambda _: None, lambda *message: heard.append(message))
+    output = Output(plan, Events(tmp_path), *[lambda *_: None] * 3, lambda *message: heard.append(message))
     log = tmp_path / "ranks" / "x" / "attempt_0" / "1" / "stderr.log"
     log.parent.mkdir(parents=True)
     log.write_bytes(b"10%\r20%\r")
@@ -318,6 +318,60 @@ sys.stdin.read()
         {"event": "progress", "step": 1, "total": 2, "loss": 6.2, "lr": 0.1},
         {"event": "progress", "step": 2, "total": 2, "loss": None},
     ]
+
+
+HAND_WRITTEN = r"""
+for step in range(1, 17):
+    epoch, place = divmod(step - 1, 8)
+    print("Epoch [%d/2] Step [%d/16] Loss: %.4f LR: 1.60e-03" % (epoch + 1, step, 6 - step / 16), flush=True)
+"""
+
+
+def test_progress_of_a_hand_written_loop_without_a_log(run):
+    from trainer.agent.run_files import read_state
+
+    run.start(HAND_WRITTEN)
+    received = [event for event in run.finish() if event["event"] == "progress"]
+    assert [(event["step"], event["loss"]) for event in received] == [
+        (step, round(6 - step / 16, 4)) for step in range(1, 17)
+    ]
+    assert received[-1]["lr"] == 1.6e-3
+    state = read_state(run.logs)
+    assert (state["state"], state["step"], state["loss"]) == ("finished", 16, 5.0)
+
+
+def test_progress_in_the_output_counts_only_without_the_trainers_log(run):
+    (run.folder / "trainer_log.jsonl").write_text("")
+    run.start(HAND_WRITTEN, progress="trainer_log.jsonl")
+    assert [event for event in run.finish() if event["event"] == "progress"] == []
+
+
+def test_progress_in_the_output_has_a_bounded_rate_and_keeps_the_first_and_the_last_loss(monkeypatch):
+    from trainer.agent.supervisor import numbers
+
+    monkeypatch.setattr(numbers.time, "monotonic", lambda: 1000.0)
+    readings = []
+    found = numbers.Numbers(lambda rank, reading: readings.append((rank, reading.step)))
+    found.feed("file", 0, b"".join(b"step %d loss %d.5\n" % (step, step) for step in range(1, 1001)))
+    events = found.take()
+    assert len(events) <= numbers.BURST
+    assert [each["loss"] for each in (events[0], events[-1])] == [1.5, 1000.5]
+    assert readings == [(0, step) for step in range(1, 1001)]  # the watch has all of them
+    found.feed("file", 0, b"step 1001 loss 2.5\n")
+    assert found.take() == []
+    assert found.take(last=True) == [{"step": 1001, "loss": 2.5}]
+
+
+def test_progress_is_of_the_lowest_rank_with_a_loss_and_no_torn_line():
+    from trainer.agent.supervisor import numbers
+
+    found = numbers.Numbers(lambda *_: None)
+    found.feed("b", 5, b"step 1 loss 2.5\nstep 2 lo")
+    found.feed("a", 4, b"step 1 loss 2.0\n")
+    found.feed("b", 5, b"ss 2.5\n")
+    assert found.take() == [{"step": 1, "loss": 2.0}]
+    found.feed("a", 4, b"17 loss 9.0\nstep 3 loss nan\n", skipped=99)
+    assert found.take() == [{"step": 3, "loss": None}]
 
 
 def test_progress_of_a_log_that_appears_late_and_is_replaced(run):

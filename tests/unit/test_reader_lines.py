@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parent))  # for reader_logs; last, so that it
 
 from reader_logs import LOGS, data
 
-from trainer.reader import MARKS, Reading, parse_all, parse_line, read, series, step
+from trainer.reader import MARKS, Reading, parse_all, parse_line, read, series
 
 MEGATRON = (
     " [2026-07-01 10:00:00] iteration      100/  500000 | consumed samples:        25600 | elapsed time per iteration"
@@ -148,7 +148,6 @@ def test_every_readable_line_contains_a_mark(line):
 )
 def test_torn_or_foreign_line_gives_no_reading(line):
     assert list(parse_all(line)) == []
-    assert step(line) is None
 
 
 def test_each_of_several_joined_lines_is_read():
@@ -195,7 +194,6 @@ def test_rank_of_a_line(before, rank):
 @given(st.text(max_size=200) | st.sampled_from([line for line, _, _ in LINES]), st.integers(0, 400))
 def test_no_text_raises(text, cut):
     list(parse_all(text[:cut]))
-    step(text[:cut])
 
 
 NUMBERED = sorted({line for log in LOGS for line in data(log).decode().splitlines() if re.search(r"\d", line)})
@@ -268,4 +266,3 @@ def test_no_number_of_a_log_breaks_the_reader(number):
         for found in DIGITS.finditer(line):
             changed = line[: found.start()] + number + line[found.end() :]
             list(read([changed + "\n"]))
-            step(changed)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from . import stacks
 from .contract.plan import Plan
@@ -28,6 +28,9 @@ from .run_files import Events, NodePlan
 from .silence import TRAINING, Silence
 from .supervisor.control import Control
 from .tracker import ProcessTracker
+
+if TYPE_CHECKING:
+    from .reader import Reading
 
 STOPPED = 5.0  # seconds in a state before it counts
 WAITING = 60.0
@@ -77,6 +80,10 @@ class Watch:
         """Record that a log grew by ``count`` bytes: a progress bar is not a line until it ends."""
         if count > 0:
             self._silence.last_sign = now
+
+    def reading(self, rank: Optional[int], reading: "Reading", now: float) -> None:
+        """Take numbers in the output of a rank, or of the launcher (None)."""
+        self._silence.reading(rank, reading, now)
 
     def progress(self, event: Dict[str, Any], now: float) -> None:
         """Take the fields of a progress event."""

@@ -38,9 +38,12 @@ from __future__ import annotations
 import collections
 import os
 import re
-from typing import Any, Deque, Dict, Iterable, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Deque, Dict, Iterable, Optional, Tuple
 
 from .processes import Proc, Stat
+
+if TYPE_CHECKING:
+    from .reader import Reading
 
 STARTING, LOADING, TOKENIZING = "starting", "loading", "tokenizing"
 TRAINING, EVALUATING, SAVING, FINISHING = "training", "evaluating", "saving", "finishing"
@@ -87,7 +90,6 @@ ANNOUNCEMENTS = (
     ("Begin Load checkpoint from ", LOADING),  # DeepSpeed, torch_checkpoint_engine.py
 )
 EVALUATED = ("'eval_loss': ", "'eval_runtime': ", "***** eval metrics *****")  # trainer.py: an evaluation finished
-TRAINER_STEP = "{'loss': "  # trainer_callback.py: the Trainer's own line for every step that is logged
 
 _PHASE_LINE = re.compile(r"\bclusterctl: phase (\w+)")
 
@@ -198,19 +200,18 @@ class Silence:
         self.last_sign = now
         self.phases.line(text, now)
         self._mix()
-        if self._events:
-            return
-        from .reader import step  # noqa: PLC0415 - its patterns are a tenth of an agent's start
 
-        number = step(text)
-        trainers = TRAINER_STEP in text
-        if number is None and not trainers:
+    def reading(self, rank: Optional[int], reading: "Reading", now: float) -> None:
+        """Take numbers in the output of a rank, or of the launcher (None). An evaluation is no step."""
+        if self._events or (reading.loss is None and (reading.step is None or reading.eval_loss is not None)):
             return
         if self._speaker == -1:
             self._speaker = rank
-        if rank == self._speaker and (number is None or number != self.step):
+        if rank == self._speaker and (reading.step is None or reading.step != self.step):
+            trainers = reading.source == "trainer"  # the Trainer's own line, one for every step that is logged
             self.phases.step(now)
-            self._step(self.step if number is None else number, now, paced=trainers or self.phases.uses_phase_lines)
+            paced = trainers or self.phases.uses_phase_lines
+            self._step(self.step if reading.step is None else reading.step, now, paced=paced)
 
     def progress(self, event: Dict[str, Any], now: float) -> None:
         """Take the fields of a progress event."""

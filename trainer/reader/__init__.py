@@ -14,7 +14,6 @@ from trainer.agent.reader import (
     parse_line,
     read,
     series,
-    step,
 )
 
 __all__ = [
@@ -31,5 +30,4 @@ __all__ = [
     "parse_line",
     "read",
     "series",
-    "step",
 ]

@@ -31,7 +31,9 @@ import yaml
 from provision.diagnosis import Evidence, reading
 
 FOLDER = Path(__file__).parent
-KNOWN = frozenset("source note state processes finds node rank unsent conditions says fix rows".split())
+KNOWN = {
+    *("source", "note", "state", "processes", "finds", "node", "rank", "unsent", "conditions", "says", "fix", "rows")
+}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@
 It is in the agent's folder because the agent needs it on the nodes. Other code imports ``trainer.reader``.
 """
 
-from .formats import MARKS, LogLine, parse_all, parse_line, step
+from .formats import MARKS, LogLine, parse_all, parse_line
 from .stream import FIELDS, Reader, Reading, Resume, Row, Series, as_csv, read, series
 
 __all__ = [
@@ -24,5 +24,4 @@ __all__ = [
     "parse_line",
     "read",
     "series",
-    "step",
 ]

@@ -122,15 +122,6 @@ def parse_all(text: str) -> Iterator[LogLine]:
             yield from parse(text)
 
 
-def step(text: str) -> Optional[int]:
-    """The step in a line of DeepSpeed, nanoGPT or Megatron-LM during training, or None."""
-    if "step=" not in text and "iter" not in text:
-        return None
-    text = plain(text)
-    found = _STEP.search(text) or _ITER.search(text) or _ITERATION.search(text)
-    return int(found.group(1)) if found else None
-
-
 def _dictionary(text: str) -> Iterator[LogLine]:
     for found in _DICTIONARY.finditer(text):
         values = {_TRAINER[name]: float(value) for name, value in _PAIR.findall(found.group()) if name in _TRAINER}

@@ -83,10 +83,12 @@ def read(parts: Iterable[Union[bytes, str]], logging_steps: Optional[int] = None
 
 
 class Reader:
-    """See the module. ``feed`` takes the log piece by piece."""
+    """See the module. ``feed`` takes the log piece by piece. ``rank``: whose log it is, for lines without a rank."""
 
-    def __init__(self, logging_steps: Optional[int] = None) -> None:
+    def __init__(self, logging_steps: Optional[int] = None, rank: Optional[int] = None) -> None:
         self._rest = b""
+        self._rank = rank
+        self._skips = False  # until the next line starts
         self._trainer = _Trainer(logging_steps)
         self._steps: Dict[Optional[int], int] = {}  # by rank: DeepSpeed's last step without a time
         self._places = general.Places()
@@ -95,7 +97,11 @@ class Reader:
 
     def feed(self, data: Union[bytes, str]) -> List[Reading]:
         """Return the readings that ``data`` completes."""
-        data = self._rest + (data if isinstance(data, bytes) else data.encode("utf-8", "replace"))
+        data = data if isinstance(data, bytes) else data.encode("utf-8", "replace")
+        if self._skips:
+            _, begins, data = data.partition(b"\n")
+            self._skips = not begins
+        data = self._rest + data
         end = data.rfind(b"\n") + 1
         found: List[Reading] = []
         self._take(data[:end], found)
@@ -105,6 +111,10 @@ class Reader:
             self._take(states, found)
             self._rest = self._rest[:LIMIT]
         return found
+
+    def skip(self) -> None:
+        """Forget the unfinished line, and skip the rest of it: a part of the log is missing here."""
+        self._rest, self._skips = b"", True
 
     def close(self) -> List[Reading]:
         """Return the waiting readings. A last line without a newline counts only if its end is certain."""
@@ -125,7 +135,7 @@ class Reader:
             text = plain(data[start : min(end, start + LIMIT)].decode("utf-8", "replace"))
             lines = list(parse_all(text))
             for line in lines:
-                found.extend(self._readings(line, _rank(text, line.at) if line.at else None))
+                found.extend(self._readings(line, self._whose(text, line.at)))
             if not lines and end - start <= LIMIT:
                 found.extend(self._general(text))
             at = end
@@ -134,10 +144,15 @@ class Reader:
     def _general(self, text: str) -> Iterator[Reading]:
         """The reading of a line that no special format knows. Only a whole line shows where its last number ends."""
         for values, at in general.read_line(text):
-            rank = _rank(text, at) if at else None
+            rank = self._whose(text, at)
             placed = self._places.place(values, rank)
             if placed is not None:
                 yield _reading(placed, placed.get("rank", rank), "text")
+
+    def _whose(self, text: str, at: int) -> Optional[int]:
+        """The rank of the values at a place in a line."""
+        rank = _rank(text, at) if at else None
+        return self._rank if rank is None else rank
 
     def _bars(self, data: bytes, start: int, end: int, found: List[Reading]) -> None:
         """Find the state of the bar for a waiting line."""

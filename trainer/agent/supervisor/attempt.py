@@ -7,7 +7,6 @@ each local rank (``Plan.each_rank``): then the output goes to files, in the layo
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import selectors
 import signal
@@ -28,7 +27,7 @@ from .decisions import KILLS, before_saving
 from .output import Output
 
 if TYPE_CHECKING:
-    from ..reader import Reader
+    from ..reader import Reading
 
 QUIET = 60.0  # seconds without a sign of work after which the save has failed
 SAVING_LOOK = 1.0  # seconds between looks for such signs
@@ -114,7 +113,6 @@ class Attempt:
         self._killed: Optional[Dict[str, Any]] = None  # the first rank here that another process killed
         self._looked = self._ticked = 0.0
         self._step: Optional[int] = None
-        self._reader: Optional[Reader] = None  # of rank 0's lines
 
     def run(self) -> Dict[str, Any]:
         """Start the command, follow it until it exits, and end its remaining processes."""
@@ -122,7 +120,7 @@ class Attempt:
             stack.callback(self._tracker.close)
             stack.callback(self._metrics.close)
             try:
-                self._output = Output(self._plan, self._events, self._line, self._progress, self._bytes)
+                self._output = Output(self._plan, self._events, self._line, self._progress, self._reading, self._bytes)
                 stack.callback(self._output.close)
                 self._group.make()
                 command = self._command = start_command(self._plan, self._decision, self._group)
@@ -216,24 +214,14 @@ class Attempt:
 
     def _line(self, rank: Optional[int], text: str) -> None:
         self._watch.line(rank, text, time.monotonic())
-        if rank == 0 and self._step is None:  # a trainer's own log is more exact than its lines
-            self._read(text)
 
-    def _read(self, text: str) -> None:
-        """Note the step and the loss of a line of rank 0."""
-        if self._reader is None:
-            from ..reader import Reader  # noqa: PLC0415 - its patterns are a tenth of an agent's start
+    def _reading(self, rank: Optional[int], reading: Reading) -> None:
+        self._watch.reading(rank, reading, time.monotonic())
 
-            self._reader = Reader()
-        for reading in self._reader.feed(text + "\n"):
-            found = {"step": reading.step, "total": reading.total, "loss": reading.loss}
-            known = {key: value for key, value in found.items() if value is not None and math.isfinite(value)}
-            if known:
-                self._state.note(**known)
-
-    def _progress(self, fields: Dict[str, Any]) -> None:
+    def _progress(self, fields: Dict[str, Any], logged: bool) -> None:
         now = time.monotonic()
-        self._watch.progress(fields, now)
+        if logged:
+            self._watch.progress(fields, now)
         self._control.last_progress = now
         self._step = fields.get("step", self._step)
         self._state.note(**{key: fields[key] for key in ("step", "total", "loss") if key in fields})

@@ -6,17 +6,19 @@ torchrun writes each worker's output to a file (``--redirects 3``), and the agen
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ..reader import Reading
 import contextlib
 import time
 
 from ..run_files import Events, NodePlan
+from .numbers import Numbers, finite
 
 LINE = 4096  # bytes of a line that are kept
 STEP = 256 << 10  # bytes read from a file at a time
@@ -119,11 +121,11 @@ class Tail:
 class RankLogs:
     """Follows the files of torchrun's ``--log-dir``: ``<run>_<random>/attempt_<n>/<local rank>/std{out,err}.log``.
 
-    ``on_bytes(rank, count)`` is called with the number of new bytes.
+    ``on_data(path, rank, data, skipped)`` is called with new bytes, and with how many before them were skipped.
     """
 
-    def __init__(self, folder: Path, first_rank: int, on_bytes: Callable[[int, int], None]) -> None:
-        self._on_bytes = on_bytes
+    def __init__(self, folder: Path, first_rank: int, on_data: Callable[[Path, int, bytes, int], None]) -> None:
+        self._on_data = on_data
         self._folder = folder
         self._first = first_rank
         self._followed: Dict[Path, Tuple[int, Tail, Lines]] = {}
@@ -141,10 +143,10 @@ class RankLogs:
 
     def lines(self, last: bool = False) -> Iterator[Tuple[int, str]]:
         """Rank and text of each new line; ``last`` also gives lines without a newline."""
-        for rank, tail, lines in self._followed.values():
+        for path, (rank, tail, lines) in self._followed.items():
             while True:
                 data, jumped = tail.read()
-                self._on_bytes(rank, jumped + len(data))
+                self._on_data(path, rank, data, jumped)
                 if jumped:
                     yield rank, "… (%d bytes skipped because the output is too fast; the log file has them)" % jumped
                 for line in lines.feed(data):
@@ -160,8 +162,13 @@ class Progress:
     """Follows LLaMA-Factory's ``trainer_log.jsonl``, without the lines from before the run."""
 
     def __init__(self, path: Optional[Path]) -> None:
+        self._path = path
         self._tail = Tail(path, from_end=True) if path else None
         self._lines = Lines(limit=64 << 10)
+
+    def exists(self) -> bool:
+        """Whether the file exists. Its values are better than those in the output."""
+        return self._path is not None and self._path.exists()
 
     def events(self) -> Iterator[Dict[str, Any]]:
         """The fields of a progress event for each new line."""
@@ -173,18 +180,16 @@ class Progress:
         for line in self._lines.feed(data):
             parsed = parse_line(line)
             if parsed and parsed.source == "trainer_log":
-                yield {name: _finite(parsed.values[name]) for name in PROGRESS if name in parsed.values}
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+                yield {name: finite(parsed.values[name]) for name in PROGRESS if name in parsed.values}
 
 
 class Output:
     """The output of one attempt.
 
-    ``on_line(rank, text)`` and ``on_progress(fields)`` are called for everything new. ``on_bytes(rank, count)`` is
-    called with the number of new bytes, because a progress bar is not a line until it ends.
+    ``on_line(rank, text)`` is called for every line, ``on_reading(rank, reading)`` for every place with numbers.
+    ``on_progress(fields, logged)`` is called for every progress event: ``logged`` ones are from ``trainer_log.jsonl``,
+    the others from the output of a run without that file. ``on_bytes(rank, count)`` is called with the number of new
+    bytes, because a progress bar is not a line until it ends.
 
     It is created before the command starts: existing files are an earlier attempt's, and are skipped.
     """
@@ -194,7 +199,8 @@ class Output:
         plan: NodePlan,
         events: Events,
         on_line: Callable[[Optional[int], str], None],
-        on_progress: Callable[[Dict[str, Any]], None],
+        on_progress: Callable[[Dict[str, Any], bool], None],
+        on_reading: Callable[[Optional[int], Reading], None],
         on_bytes: Callable[[Optional[int], int], None],
     ) -> None:
         self._events = events
@@ -204,7 +210,8 @@ class Output:
         self._launcher_log = (plan.logs / "launcher.log").open("ab", buffering=0)
         self._launcher_lines = Lines()
         self._on_bytes = on_bytes
-        self._ranks = RankLogs(plan.rank_logs, plan.data.first_rank, on_bytes)
+        self._ranks = RankLogs(plan.rank_logs, plan.data.first_rank, self._data)
+        self._numbers = Numbers(on_reading)
         self._progress = Progress(plan.progress)
 
     def take(self, fd: int) -> Optional[bytes]:
@@ -216,7 +223,7 @@ class Output:
         except OSError:
             return b""
         self._keep(self._launcher_log, data)
-        self._on_bytes(None, len(data))
+        self._data(None, None, data, 0)
         for line in self._launcher_lines.feed(data):
             self._line(None, line)
         return data
@@ -233,14 +240,28 @@ class Output:
         for rank, line in self._ranks.lines(last):
             self._line(rank, line)
         for progress in self._progress.events():
-            self._events.emit("progress", **progress)
-            self._on_progress(progress)
+            self._report(progress, logged=True)
+        if last:
+            self._numbers.close()
+        found = self._numbers.take(last)
+        if found and not self._progress.exists():
+            for progress in found:
+                self._report(progress, logged=False)
 
     def close(self) -> None:
         """Close the logs."""
         for file in (self._run_log, self._launcher_log):
             with contextlib.suppress(OSError):
                 file.close()
+
+    def _report(self, progress: Dict[str, Any], logged: bool) -> None:
+        self._events.emit("progress", **progress)
+        self._on_progress(progress, logged)
+
+    def _data(self, stream: Optional[Path], rank: Optional[int], data: bytes, skipped: int) -> None:
+        """Take new bytes of a rank's file, or of the launcher (None)."""
+        self._on_bytes(rank, skipped + len(data))
+        self._numbers.feed(stream, rank, data, skipped)
 
     def _line(self, rank: Optional[int], line: str) -> None:
         self._events.emit("log", rank=rank, line=line)
