@@ -36,6 +36,20 @@ def test_a_line_of_another_program(line, reading):
     assert found(line) == [reading]
 
 
+@pytest.mark.parametrize("first", [1, 17, 41])
+def test_steps_that_count_through_all_epochs_are_those_of_the_training(first):
+    """Also if the log starts in a later epoch, as that of a resumed run does."""
+    lines = [f"Epoch [{(step - 1) // 8 + 1}/8] Step [{step}/64] Loss: 2.5\n" for step in range(first, 65)]
+    readings = list(read(lines))
+    assert [each.step for each in readings] == list(range(first, 65))
+    assert {each.total for each in readings} == {None, 64}
+
+
+def test_steps_of_an_epoch_at_the_place_of_a_training_are_corrected_at_the_next_epoch():
+    lines = [f"Epoch [{epoch}/4] Step [{step}/20] Loss: 2.5\n" for epoch, step in [(3, 12), (3, 20), (4, 10), (4, 20)]]
+    assert [each.step for each in read(lines)][2:] == [70, 80]
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 # In each line with a loss; searching for them is cheap.
 LOSSES = ("loss", "Loss", "LOSS", "损失")
@@ -384,6 +384,7 @@ class Places:
         self._distance: Dict[Optional[int], int] = {}
         self._offset: Dict[Optional[int], int] = {}
         self._goes_on = False  # steps do not start again in an epoch, although the lines have both
+        self._guessed: Set[Optional[int]] = set()  # ranks whose log started in a later epoch, until the next one starts
         self._steps = False
         self._set: Optional[str] = None
 
@@ -420,7 +421,10 @@ class Places:
         offset = self._offset.get(rank, 0)
         placed = {**values, "step": step + offset, "rank": rank}
         if total is not None and "epochs" in values and not self._goes_on:
-            placed["total"] = total * values["epochs"]
+            if _counts_on(self._last[rank], values):
+                del placed["total"]  # of the training or of an epoch: the next epoch will show it
+            else:
+                placed["total"] = total * values["epochs"]
         elif offset:
             placed.pop("total", None)
         return placed
@@ -428,24 +432,28 @@ class Places:
     def _restart(self, rank: Optional[int], last: Optional[Placed], now: Placed, values: Dict[str, Any]) -> None:
         """Notice a new epoch."""
         if last is None:
-            base = 1 if "epochs" in values else 0  # Epoch [1/3] counts from 1, Epoch: [0] from 0
             if now.epoch and now.total and now.epoch == int(now.epoch):
-                self._offset[rank] = max(0, int(now.epoch) - base) * now.total
+                self._guessed.add(rank)
+                self._offset[rank] = 0 if _counts_on(now, values) else _epochs_before(now, values) * now.total
             return
         distance = self._distance.get(rank, 1)
+        guessed = False
         if now.epoch is not None and last.epoch is not None:
             if now.epoch <= last.epoch or now.epoch != int(now.epoch):
                 return
+            guessed = rank in self._guessed
+            self._guessed.discard(rank)
             if now.step > last.step:
-                if not self._offset.get(rank) and now.total != last.step:
+                if (guessed or not self._offset.get(rank)) and now.total != last.step:
                     self._goes_on = True
+                    self._offset[rank] = 0
                 return
         elif now.step >= last.step or last.total is None or last.step + distance < last.total:
             return
         if self._goes_on:
             return
         more = last.total if last.total is not None else last.step + distance - now.step
-        self._offset[rank] = self._offset.get(rank, 0) + more
+        self._offset[rank] = _epochs_before(now, values) * more if guessed else self._offset.get(rank, 0) + more
 
     def _without(self, values: Dict[str, Any], rank: Optional[int]) -> Optional[Dict[str, Any]]:
         epoch = values.get("epoch")
@@ -460,6 +468,18 @@ class Places:
         if epoch is None or epoch != int(epoch):
             return None
         return {**values, "step": int(epoch), "rank": rank}
+
+
+def _epochs_before(now: Placed, values: Dict[str, Any]) -> int:
+    """How many epochs are over: ``Epoch [1/3]`` counts from 1, ``Epoch: [0]`` from 0."""
+    return max(0, int(now.epoch or 0) - ("epochs" in values))
+
+
+def _counts_on(now: Placed, values: Dict[str, Any]) -> bool:
+    """Whether a step is where it must be if ``total`` is that of all epochs: ``Epoch [6/8] Step [41/64]``."""
+    epochs = values.get("epochs")
+    before = _epochs_before(now, values)
+    return bool(epochs and now.total and before * now.total < now.step * epochs <= (before + 1) * now.total)
 
 
 def read_line(text: str) -> Iterator[Tuple[Dict[str, Any], int]]:
