@@ -243,6 +243,8 @@ def values(text: str) -> Tuple[Dict[str, Any], int]:
     """
     if not any(word in text for word in LOSSES) or "train_runtime" in text:
         return {}, 0
+    if text.count("}") > text.count("{"):  # the end of a torn object: its step may be missing
+        return {}, 0
     found = _json(text)
     if found is None:
         found = _pairs(text)
