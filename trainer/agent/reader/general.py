@@ -31,6 +31,7 @@ _OBJECTS = 20  # JSON objects that are tried in a line
 NUMBER = (
     r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}|\d{1,40})(?:\.\d{0,40})?(?:[eE][-+]?\d{1,3})?|[-+]?\.\d{1,40}|[-+]?(?i:nan|inf)"
 )
+NUMBERS = re.compile(NUMBER)
 _END = r"(?![\w]|\.\d|,\d{3}(?!\d)|[-+]\d| ?%)"
 _NAME = r"(?<![\w/.\-])(?=([^\W\d][\w/.\-]{0,80}))\1"
 _BETWEEN = (
@@ -49,6 +50,7 @@ _EXAMPLES = re.compile(
 _SPENT = re.compile(
     r"(?<![\w/.\-])(?:dt|iter time|step time|iter_time|step_time|time)['\"]?[:= ] ?(\d{1,12}(?:\.\d{1,20})?) ?(ms|s)\b"
 )
+_COMPILER = re.compile(r"[^\s:]{1,200}:\d{1,9}:\d{1,9}: (?:note|warning|error): ")
 _EVALUATES = re.compile(
     r"(?<![\w/.])(?:test|testing|eval|evaluating|evaluation|val|valid|validating|validation|dev)(?![\w/])"
 )
@@ -240,6 +242,8 @@ def values(text: str) -> Tuple[Dict[str, Any], int]:
     ``set`` (the data set of the evaluation) and ``rank``.
     """
     if not any(word in text for word in LOSSES) or "train_runtime" in text:
+        return {}, 0
+    if _COMPILER.match(text):
         return {}, 0
     found = _json(text)
     if found is None:
