@@ -32,6 +32,7 @@ _OBJECTS = 20  # JSON objects that are tried in a line
 NUMBER = (
     r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}|\d{1,40})(?:\.\d{0,40})?(?:[eE][-+]?\d{1,3})?|[-+]?\.\d{1,40}|[-+]?(?i:nan|inf)"
 )
+NUMBERS = re.compile(NUMBER)
 _END = r"(?![\w]|\.\d|,\d{3}(?!\d)|[-+]\d| ?%)"
 _NAME = r"(?<![\w/.\-])(?=([^\W\d][\w/.\-]{0,80}))\1"
 _BETWEEN = (
@@ -50,6 +51,7 @@ _EXAMPLES = re.compile(
 _SPENT = re.compile(
     r"(?<![\w/.\-])(?:dt|iter time|step time|iter_time|step_time|time)['\"]?[:= ] ?(\d{1,12}(?:\.\d{1,20})?) ?(ms|s)\b"
 )
+_COMPILER = re.compile(r"[^\s:]{1,200}:\d{1,9}:\d{1,9}: (?:note|warning|error): ")
 _EVALUATES = re.compile(
     r"(?<![\w/.])(?:test|testing|eval|evaluating|evaluation|val|valid|validating|validation|dev)(?![\w/])"
 )
@@ -243,7 +245,7 @@ def values(text: str) -> Tuple[Dict[str, Any], int]:
     """
     if not any(word in text for word in LOSSES) or "train_runtime" in text:
         return {}, 0
-    if text.count("}") > text.count("{"):  # the end of a torn object: its step may be missing
+    if _COMPILER.match(text) or text.count("}") > text.count("{"):  # the end of a torn object: its step may be missing
         return {}, 0
     found = _json(text)
     if found is None and _FRAGMENT.search(text):
