@@ -68,17 +68,17 @@ class Tables:
         if self._columns is None or _RULER.fullmatch(line[:_HEADER]):
             return {}
         cells = line.split() if self._between in (" ", "  ") else _cells(line, self._between)
-        found = general.fields(()) if len(cells) == self._width else None
-        for place, role in self._columns if found is not None else ():
+        found = general.fields(())
+        if len(cells) != self._width:
+            self._columns = None
+            return {}
+        for place, role in self._columns:
             if not cells[place] and self._between in (",", "|", "\t"):
                 continue
             if not general.NUMBERS.fullmatch(cells[place]) or (role.field == "step" and not _whole(cells[place])):
-                found = None
-                break
+                self._columns = None
+                return {}
             found.add(role, cells[place], None, 0, "idx")
-        if found is None:
-            self._columns = None
-            return {}
         values = dict(found.found)
         if not {"step", "epoch"} & set(values):
             return {}
