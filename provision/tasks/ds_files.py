@@ -16,7 +16,7 @@ from provision.model import Node
 from provision.run import WORK, Job, RunFiles, needs
 from provision.run.config_text import read
 from provision.run.program import Program, is_deepspeed, read_program
-from trainer.ds_config.check import ACCELERATE, ERROR, LIMIT, TRAINER, UNKNOWN, Context, Finding, check, parse
+from trainer.ds_config.check import ACCELERATE, ERROR, LIMIT, TRAINER, UNKNOWN, WARNING, Context, Finding, check, parse
 from trainer.ds_config.check.arguments import DEFAULTS, typed
 from trainer.ds_config.check.reading import read as read_json
 
@@ -136,7 +136,7 @@ def refuse(checked: Sequence[Checked], *, forced: bool, again: str) -> list[str]
         names = ", ".join(each.file for each in bad)
         raise ListedError(f"{names}: the DeepSpeed configuration prevents the run; nothing was started",
                           problems=problems, hint=f"correct it; to start anyway: {again}")  # fmt: skip
-    return [line for each in checked for line in each.lines][:_LISTED]
+    return [line.replace(f" {WARNING}: ", " ", 1) for each in checked for line in each.lines][:_LISTED]
 
 
 def _program(job: Job) -> tuple[Path, Program | None]:

@@ -245,6 +245,13 @@ def test_an_output_folder_with_two_formats_stops_with_both_and_moves_nothing(tmp
     )
 
 
+def test_the_model_that_the_trainer_saves_as_a_tag_is_no_checkpoint(tmp_path):
+    """ZeRO stage 3 without stage3_gather_16bit_weights_on_model_save: ``Trainer.save_model`` writes global_stepN."""
+    write(tmp_path, trainer(20) | tag("global_step30") | {"latest": b"global_step30"})
+    choice = choose([tmp_path])
+    assert (choice.name, choice.error, choice.aside) == ("checkpoint-20", None, None)
+
+
 # --- what cannot be used -----------------------------------------------------------------------------------------
 
 

@@ -82,3 +82,7 @@ def test_an_epoch_is_a_step_only_without_steps():
 @given(st.text(max_size=300) | st.text("loss step=:|0123456789.[]{}'\"/", max_size=300))
 def test_no_text_raises(text):
     list(read([text + " loss\n"]))
+
+
+def test_the_end_of_a_torn_object_is_no_reading():
+    assert list(read([b'"eval_loss": 3.84, "epoch": 1.0, "percentage": 12.5}\n'])) == []

@@ -72,9 +72,9 @@ class Watch:
         found, self._notices = self._notices, []
         return found
 
-    def line(self, rank: Optional[int], text: str, now: float) -> None:
+    def line(self, _rank: Optional[int], text: str, now: float) -> None:
         """Take a line of a rank, or of the launcher (None)."""
-        self._silence.line(rank, text, now)
+        self._silence.line(text, now)
 
     def bytes(self, _rank: Optional[int], count: int, now: float) -> None:
         """Record that a log grew by ``count`` bytes: a progress bar is not a line until it ends."""

@@ -195,8 +195,8 @@ class Silence:
         self.last_sign = self._moved = now
         self._measured = self._paced = None
 
-    def line(self, rank: Optional[int], text: str, now: float) -> None:
-        """Take a line of a rank, or of the launcher (None)."""
+    def line(self, text: str, now: float) -> None:
+        """Take a line of any rank, or of the launcher."""
         self.last_sign = now
         self.phases.line(text, now)
         self._mix()

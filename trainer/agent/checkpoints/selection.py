@@ -14,6 +14,7 @@ A checkpoint that cannot be used is never written over: ``Choice.aside`` has the
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -29,6 +30,7 @@ from .layouts import (
     INDEX,
     LATEST,
     METADATA,
+    TRAINER,
     TYPED,
     Union,
     is_of_one_rank,
@@ -45,6 +47,7 @@ OTHERS = 1000  # names of checkpoints that are not read
 DEEP = 4  # levels of folders below a checkpoint's
 STEPS = ("global_step", "step", "iteration", "iter_num", "iter", "current_step", "epoch")  # keys of JSON files
 _LIMIT = 1 << 62
+_SAVED = re.compile(r"global_step\d+$")
 
 
 class Checkpoint(NamedTuple):
@@ -288,7 +291,7 @@ def newest(offers: Dict[int, Dict[str, Any]], world_size: int) -> Choice:
     nodes = {rank: {one["name"]: one for one in each.get("checkpoints", [])} for rank, each in offers.items()}
     names = {name for held in nodes.values() for name in held}
     merged = {name: _merge(name, {rank: held[name] for rank, held in nodes.items() if name in held}) for name in names}
-    chosen = _first_kind(merged)
+    chosen = _without_saved_models(_first_kind(merged))
     typed = {one.layouts[0] for one in chosen.values() if len(one.layouts) == 1} & set(TYPED)
     if len(typed) > 1:
         return Choice(error=_mixture(chosen, typed))
@@ -321,6 +324,17 @@ def _mixture(merged: Mapping[str, _Merged], typed: "set[str]") -> str:
     return "it has checkpoints of different formats: %s; move those that do not belong to this run elsewhere" % (
         ", ".join(examples)
     )
+
+
+def _without_saved_models(merged: Dict[str, _Merged]) -> Dict[str, _Merged]:
+    """The checkpoints without DeepSpeed's tags that transformers' Trainer saves beside its own as the final model.
+
+    ``Trainer.save_model`` does so in ZeRO stage 3 without ``stage3_gather_16bit_weights_on_model_save`` (5.6).
+    """
+    if not any(one.layouts == [TRAINER] for one in merged.values()):
+        return merged
+    saved = [name for name, one in merged.items() if one.layouts == [DEEPSPEED] and _SAVED.match(name)]
+    return {name: one for name, one in merged.items() if name not in saved}
 
 
 def _first_kind(merged: Mapping[str, _Merged]) -> Dict[str, _Merged]:

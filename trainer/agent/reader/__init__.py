@@ -2,6 +2,7 @@
 
 - ``formats``: the values in a single line
 - ``general``: the values in a line of any other program, and the steps of its log
+- ``tables``: formats over several lines: tables with a header, ``trainer_state.json``
 - ``stream``: the readings of a log of any size, and the series of a run, each step once
 
 It is in the agent's folder because the agent needs it on the nodes. Other code imports ``trainer.reader``.

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import lru_cache
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 # In each line with a loss; searching for them is cheap.
@@ -31,6 +32,7 @@ _OBJECTS = 20  # JSON objects that are tried in a line
 NUMBER = (
     r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}|\d{1,40})(?:\.\d{0,40})?(?:[eE][-+]?\d{1,3})?|[-+]?\.\d{1,40}|[-+]?(?i:nan|inf)"
 )
+NUMBERS = re.compile(NUMBER)
 _END = r"(?![\w]|\.\d|,\d{3}(?!\d)|[-+]\d| ?%)"
 _NAME = r"(?<![\w/.\-])(?=([^\W\d][\w/.\-]{0,80}))\1"
 _BETWEEN = (
@@ -49,6 +51,7 @@ _EXAMPLES = re.compile(
 _SPENT = re.compile(
     r"(?<![\w/.\-])(?:dt|iter time|step time|iter_time|step_time|time)['\"]?[:= ] ?(\d{1,12}(?:\.\d{1,20})?) ?(ms|s)\b"
 )
+_COMPILER = re.compile(r"[^\s:]{1,200}:\d{1,9}:\d{1,9}: (?:note|warning|error): ")
 _EVALUATES = re.compile(
     r"(?<![\w/.])(?:test|testing|eval|evaluating|evaluation|val|valid|validating|validation|dev)(?![\w/])"
 )
@@ -152,6 +155,7 @@ class Role(NamedTuple):
     name: str = ""
 
 
+@lru_cache(maxsize=4096)  # a log has few names, each of them in thousands of lines
 def role(name: str, before: str = "") -> Optional[Role]:
     """The role of a name; ``before`` is the word in front of it. None: not a value of a training."""
     words = [word.lower() for word in _WORD.findall(name)]
@@ -241,6 +245,8 @@ def values(text: str) -> Tuple[Dict[str, Any], int]:
     """
     if not any(word in text for word in LOSSES) or "train_runtime" in text:
         return {}, 0
+    if _COMPILER.match(text) or text.count("}") > text.count("{"):  # the end of a torn object: its step may be missing
+        return {}, 0
     found = _json(text)
     if found is None and _FRAGMENT.search(text):
         return {}, 0  # a part of a JSON object: what it belongs to is unknown
@@ -263,7 +269,7 @@ def _pairs(text: str) -> _Values:
             found.add(known, number, total, before.start() if before else at, name)
             if known.field == "epoch" and total:
                 found.found["epochs"] = int(total)
-    spent = _SPENT.search(text)
+    spent = _SPENT.search(text) if "dt" in text or "time" in text else None
     if spent:
         found.found["ms"] = float(spent.group(1)) * (1 if spent.group(2) == "ms" else 1e3)
     return found

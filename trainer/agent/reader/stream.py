@@ -32,7 +32,7 @@ from heapq import merge
 from itertools import groupby
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from . import general
+from . import general, tables
 from .formats import MARKS, LogLine, parse_all, plain
 
 LIMIT = 64 << 10  # bytes of a line that are kept: no trainer writes longer lines
@@ -92,6 +92,8 @@ class Reader:
         self._trainer = _Trainer(logging_steps)
         self._steps: Dict[Optional[int], int] = {}  # by rank: DeepSpeed's last step without a time
         self._places = general.Places()
+        self._tables = tables.Tables()
+        self._document = tables.Document()
         self._batch = self._tokens = 0  # examples (DeepSpeed) and tokens (nanoGPT) per step
         self._paced: Optional[Tuple[int, int]] = None  # step and seconds from which the next step time is measured
 
@@ -101,9 +103,12 @@ class Reader:
         if self._skips:
             _, begins, data = data.partition(b"\n")
             self._skips = not begins
+        found: List[Reading] = []
+        if self._document.open:
+            entries, data = self._document.feed(data)
+            found.extend(self._placed(entries, "trainer"))
         data = self._rest + data
         end = data.rfind(b"\n") + 1
-        found: List[Reading] = []
         self._take(data[:end], found)
         self._rest = data[end:]
         if len(self._rest) > LIMIT:  # an unfinished progress bar, or not a log
@@ -119,6 +124,10 @@ class Reader:
     def close(self) -> List[Reading]:
         """Return the waiting readings. A last line without a newline counts only if its end is certain."""
         found: List[Reading] = []
+        entries, rest = self._document.close()
+        found.extend(self._placed(entries, "trainer"))
+        if rest:
+            found.extend(self.feed(rest))
         states, _, last = self._rest.rpartition(b"\r")
         self._take(states, found)
         if plain(last.decode("utf-8", "replace")).rstrip().endswith("}"):
@@ -132,14 +141,34 @@ class Reader:
         at = 0
         for start, end in _lines(data, _MARKS, 0, len(data)):
             self._bars(data, at, start, found)
+            self._rows(data, at, start, found)
             text = plain(data[start : min(end, start + LIMIT)].decode("utf-8", "replace"))
             lines = list(parse_all(text))
             for line in lines:
                 found.extend(self._readings(line, self._whose(text, line.at)))
             if not lines and end - start <= LIMIT:
-                found.extend(self._general(text))
+                others = list(self._general(text))
+                found.extend(others)
+                if not others:
+                    self._tables.header(text)
             at = end
         self._bars(data, at, len(data), found)
+        self._rows(data, at, len(data), found)
+
+    def _rows(self, data: bytes, start: int, end: int, found: List[Reading]) -> None:
+        """Read the rows of an open table."""
+        while self._tables.open and start < end:
+            to = data.find(b"\n", start, end)
+            to = end if to < 0 else to
+            text = plain(data[start : min(to, start + LIMIT)].decode("utf-8", "replace"))
+            found.extend(self._placed([self._tables.row(text)], "text"))
+            start = to + 1
+
+    def _placed(self, entries: Iterable[Dict[str, Any]], source: str) -> Iterator[Reading]:
+        for values in entries:
+            placed = self._places.place(values, self._rank)
+            if placed is not None:
+                yield _reading(placed, placed.get("rank", self._rank), source)
 
     def _general(self, text: str) -> Iterator[Reading]:
         """The reading of a line that no special format knows. Only a whole line shows where its last number ends."""
