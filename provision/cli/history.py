@@ -170,7 +170,7 @@ def _take_safe(plan: Plan, _more: Sequence[Past]) -> Sequence[Past]:
 
 
 def _ask(reporter: Reporter) -> Callable[[Plan, Sequence[Past]], Sequence[Past]]:
-    """Two questions: about the runs that nobody misses, then about those with checkpoints that were not collected."""
+    """Two questions: about runs that can be removed without a loss, then about those with uncollected checkpoints."""
     from provision.summaries.history import plan_lines  # noqa: PLC0415
 
     def ask(plan: Plan, more: Sequence[Past]) -> Sequence[Past]:

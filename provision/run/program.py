@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from provision.run.script_source import Source
+
 _FILES = 50  # of a script and the modules that it imports
-_SIZE = 1 << 20  # bytes of one file
 _TRAINERS = ("Trainer", "TrainingArguments", "HfArgumentParser")
 _ARGUMENTS = ("TrainingArguments",)
 _OWN_DEFAULTS = frozenset(
@@ -57,7 +57,6 @@ class Program:
 @dataclass
 class _Found:
     modules: set[str] = field(default_factory=set)
-    local: set[str] = field(default_factory=set)
     trainer: bool = False
     json: bool = False
     parses: bool = False
@@ -68,19 +67,12 @@ class _Found:
 
 def read_program(script: Path, folder: Path) -> Program | None:
     """Read a script and its modules in ``folder``; None if it cannot be parsed."""
+    source = Source.read([script], folder, most=_FILES)
+    if not source.trees:
+        return None
     found = _Found()
-    waiting, seen = [script], {script}
-    while waiting and len(seen) <= _FILES:
-        tree = _parse(waiting.pop())
-        if tree is None:
-            if len(seen) == 1:
-                return None
-            continue
-        names = _visit(tree, found)
-        for path in _modules(names, folder):
-            if path not in seen:
-                seen.add(path)
-                waiting.append(path)
+    for tree in source.trees:
+        _visit(tree, found)
     if found.modules & _OWN_DEFAULTS:
         found.unknown.add("*")
     return Program(
@@ -89,32 +81,14 @@ def read_program(script: Path, folder: Path) -> Program | None:
     )  # fmt: skip
 
 
-def _parse(path: Path) -> ast.Module | None:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_SIZE + 1)
-        return ast.parse(data) if len(data) <= _SIZE else None
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _modules(names: Iterator[str] | list[str], folder: Path) -> Iterator[Path]:
-    for name in names:
-        base = folder.joinpath(*name.split("."))
-        for path in (base.with_suffix(".py"), base / "__init__.py"):
-            if path.is_file():
-                yield path
-
-
-def _visit(tree: ast.Module, found: _Found) -> list[str]:
-    """Collect what a file tells. Returns the modules that it imports, with dots."""
-    names = []
+def _visit(tree: ast.Module, found: _Found) -> None:
+    """Collect what a file tells."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names += [each.name for each in node.names]
+            found.modules |= {each.name.partition(".")[0] for each in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names += [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
             top = node.module.partition(".")[0]
+            found.modules.add(top)
             if top in {"transformers", *_OWN_DEFAULTS, "llamafactory"}:
                 found.trainer |= any(
                     each.name.endswith((*_TRAINERS, "Config")) and _is_trainer(top, each.name) for each in node.names
@@ -130,8 +104,6 @@ def _visit(tree: ast.Module, found: _Found) -> list[str]:
             _call(node, found)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(".json"):
             found.files.setdefault(node.value[:255])
-    found.modules |= {name.partition(".")[0] for name in names}
-    return names
 
 
 def _is_trainer(top: str, name: str) -> bool:

@@ -53,12 +53,15 @@ class Source:
     texts: tuple[str, ...] = field(default=(), repr=False)
 
     @classmethod
-    def read(cls, paths: Sequence[Path], folder: Path | None = None) -> Source:
-        """Parse modules, and the modules in ``folder`` that they import. What cannot be parsed is skipped."""
+    def read(cls, paths: Sequence[Path], folder: Path | None = None, *, most: int = _MODULES) -> Source:
+        """Parse at most ``most`` modules: these, and those in ``folder`` that they import.
+
+        What cannot be parsed is skipped.
+        """
         trees: list[ast.Module] = []
         texts: list[str] = []
         pending, seen = list(paths), set(paths)
-        while pending and len(trees) < _MODULES:
+        while pending and len(trees) < most:
             path = pending.pop(0)
             try:
                 if path.stat().st_size > _BYTES:

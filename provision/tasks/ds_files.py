@@ -16,7 +16,8 @@ from provision.model import Node
 from provision.run import WORK, Job, RunFiles, needs
 from provision.run.config_text import read
 from provision.run.program import Program, is_deepspeed, read_program
-from trainer.ds_config.check import ACCELERATE, ERROR, LIMIT, TRAINER, UNKNOWN, WARNING, Context, Finding, check, parse
+from provision.run.script_source import script_files
+from trainer.ds_config.check import ACCELERATE, ERROR, LIMIT, TRAINER, UNKNOWN, Context, Finding, check, parse
 from trainer.ds_config.check.arguments import DEFAULTS, typed
 from trainer.ds_config.check.reading import read as read_json
 
@@ -136,20 +137,16 @@ def refuse(checked: Sequence[Checked], *, forced: bool, again: str) -> list[str]
         names = ", ".join(each.file for each in bad)
         raise ListedError(f"{names}: the DeepSpeed configuration prevents the run; nothing was started",
                           problems=problems, hint=f"correct it; to start anyway: {again}")  # fmt: skip
-    return [line.replace(f" {WARNING}: ", " ", 1) for each in checked for line in each.lines][:_LISTED]
+    shown = (one.text(each.file, shows_level=one.level == ERROR) for each in checked for one in each.findings)
+    return list(shown)[:_LISTED]  # the caller warns, so a warning does not need its level
 
 
 def _program(job: Job) -> tuple[Path, Program | None]:
     """The folder in which a job's paths start, and its script if that is on this machine."""
     if job.kind == "config":
         return Path(job.target).parent, None
-    if job.kind == "script":
-        script = Path(job.target)
-        folder = job.code or script.parent
-        return folder, read_program(script, folder) if job.target else None
-    folder = job.code or Path()
-    base = folder.joinpath(*job.target.split("."))
-    found = [path for path in (base.with_suffix(".py"), base / "__main__.py") if path.is_file()]
+    folder = job.code or (Path(job.target).parent if job.kind == "script" else Path())
+    found = script_files(job.kind, job.target, folder) if job.target else []
     return folder, read_program(found[0], folder) if found else None
 
 

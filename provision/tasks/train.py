@@ -81,7 +81,7 @@ class Training:
         gate: how strict the gate is.
         zero: the DeepSpeed configuration to make: a stage, or a stage with ``-offload``; None: none.
         following: how the run is followed.
-        ask_resume: asks for the arguments by which a script resumes; None: nobody can answer.
+        ask_resume: asks for the arguments by which a script resumes; None: there is no terminal.
     """
 
     job: Job
@@ -104,7 +104,7 @@ class ResumeOptions:
         restarts: how often it may restart automatically; None: as before.
         following: how it is followed.
         resume_arg: the program's arguments to resume, which the run keeps; None: as before.
-        ask_resume: asks for them if they are not known; None: nobody can answer.
+        ask_resume: asks for them if they are not known; None: there is no terminal.
     """
 
     force: bool = False

@@ -39,14 +39,12 @@ class Simple:
         line: the line where it starts, from 1.
         after: the operator that follows it: ``;`` for the end of a line, ``&&``, ``|`` and so on; "" at the end.
         redirects: the redirections, as typed.
-        quoted: by word, whether any part of it was quoted.
     """
 
     words: tuple[str, ...]
     line: int = 1
     after: str = ""
     redirects: tuple[str, ...] = ()
-    quoted: tuple[bool, ...] = ()
 
 
 @dataclass
@@ -109,7 +107,6 @@ class Scanner:
 
     def _simple(self) -> Simple | None:
         words: list[str] = []
-        quoted: list[bool] = []
         redirects: list[str] = []
         start = 0
         while True:
@@ -117,17 +114,17 @@ class Scanner:
             start = start or self._line
             rest = self._text[self._at :]
             if not rest:
-                return Simple(tuple(words), start, "", tuple(redirects), tuple(quoted)) if words or redirects else None
+                return Simple(tuple(words), start, "", tuple(redirects)) if words or redirects else None
             if rest[0] == "\n":
                 self._advance(1)
-                return Simple(tuple(words), start, ";", tuple(redirects), tuple(quoted))
+                return Simple(tuple(words), start, ";", tuple(redirects))
             if redirect := _REDIRECT.match(rest):
                 redirects.append(self._redirect(redirect))
                 continue
             operator = next((each for each in _OPERATORS if rest.startswith(each)), None)
             if operator:
                 self._advance(len(operator))
-                return Simple(tuple(words), start, operator, tuple(redirects), tuple(quoted))
+                return Simple(tuple(words), start, operator, tuple(redirects))
             if rest[0] in "()":
                 if words[:1] == ["case"]:
                     raise NotUnderstoodError("`case`, a loop or a choice,")
@@ -135,9 +132,7 @@ class Scanner:
                     raise NotUnderstoodError(f"the function {words[-1]}")
                 raise NotUnderstoodError("a group in parentheses")
             self._assigns = all(map(assignment, words)) or words[0] in ("export", "declare", "readonly", "local")
-            found, any_quoted = self._word()
-            words += found
-            quoted += [any_quoted] * len(found)
+            words += self._word()
 
     def _redirect(self, match: re.Match[str]) -> str:
         if match[2] in ("<<", "<<<"):
@@ -147,7 +142,7 @@ class Scanner:
             self._advance(number.end())
             return match[0] + number[0]
         self._skip_blanks()
-        target, _ = self._word()
+        target = self._word()
         return match[0] + " ".join(target)
 
     def _advance(self, count: int) -> None:
@@ -167,7 +162,7 @@ class Scanner:
             else:
                 return
 
-    def _word(self) -> tuple[list[str], bool]:
+    def _word(self) -> list[str]:
         """A word, expanded. An unquoted ``$X`` may become several words or none."""
         parts: list[str] = [""]
         quoted = False
@@ -184,7 +179,7 @@ class Scanner:
             else:
                 parts[-1] += char
                 self._advance(1)
-        return ([part for part in parts if part] if not quoted else parts), quoted
+        return parts if quoted else [part for part in parts if part]
 
     def _quoted(self, char: str, parts: list[str]) -> bool:
         """A quoted part of a word. False for a continued line, which quotes nothing."""
@@ -329,7 +324,7 @@ class Scanner:
 
     def _expanded(self, word: str) -> str:
         scanner = Scanner(word, self._values)
-        found, _ = scanner._word()
+        found = scanner._word()
         rest = word[scanner._at :]
         return " ".join(found) + rest
 

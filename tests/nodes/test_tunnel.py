@@ -55,7 +55,7 @@ def test_the_program_and_its_children_end_with_the_tunnel(plain_nodes, tunnel, n
     assert left(plain_nodes, "[s]leep 3600")
     attached.send(number)
     code = attached.finish()
-    wait_until(lambda: not left(plain_nodes, "[h]ttp.server|[s]leep 3600"), "the program is gone", 30)
+    wait_until(lambda: not left(plain_nodes, "[h]ttp.server|[s]leep 3600"), "the program has exited", 30)
     assert code == (-signal.SIGKILL if number == signal.SIGKILL else 0), attached.output
 
 

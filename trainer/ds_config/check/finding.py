@@ -30,12 +30,13 @@ class Finding:
     column: int = 0
     key: str = ""
 
-    def text(self, file: str) -> str:
+    def text(self, file: str, *, shows_level: bool = True) -> str:
         """Format the finding, as compilers do: ``FILE:LINE:COLUMN: error: WHAT: WHY; FIX``."""
         where = ":".join([file, *(str(number) for number in (self.line, self.column) if number)])
         why = ": " + self.why if self.why else ""
         fix = "; " + self.fix if self.fix else ""
-        return "%s: %s: %s%s%s" % (where, self.level, self.what, why, fix)
+        level = self.level + ": " if shows_level else ""
+        return "%s: %s%s%s%s" % (where, level, self.what, why, fix)
 
     def data(self, file: str) -> Dict[str, Any]:
         """Return the finding as JSON data."""
