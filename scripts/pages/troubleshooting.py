@@ -64,8 +64,8 @@ REPLAYS = """
 ## How often it is right
 
 [Replays of public failures](replays.md) are failures that users reported in public threads, rebuilt from the libraries'
-message formats. A third was kept aside while rules were written. Only the first look of the part aside is a test on
-unseen cases:
+message formats. The parts *aside* and *aside2* were kept aside while rules were written. Only their first looks are
+tests on unseen cases. The threads of *aside2* were taken as a search returned them:
 
 """
 

@@ -53,10 +53,20 @@ LATER = {
     "torchtune-store-gone",  # a node that goes during the run
     "torchrun-exit-barrier",
     "nccl-unique-id-times-out",  # no reason was found
+    "deepspeed-completion-in-docker",
+    "nccl-create-qp-in-container",
+    "torchrun-rendezvous-in-containers",
+    "nccl-recv-timed-out",  # the network fails during the run
+    "nccl-register-invalid-argument",  # a fault of one version of the driver
+    "nccl-topology-file-of-plugin",  # a fault of one version of the plugin
+    "torchrun-two-jobs-one-endpoint",  # a store of another job, which stops during the run
 }
 
 
-@pytest.mark.parametrize("case", CASES, ids=NAMES)
+FIRST = [case for case in CASES if case.part != "aside2"]
+
+
+@pytest.mark.parametrize("case", FIRST, ids=[case.id for case in FIRST])
 def test_a_replay_yields_its_cause_or_none(case):
     assert case.verdict == case.expected, diagnosis_output(case.result)[1]
 
@@ -65,19 +75,22 @@ def test_the_bounds_hold_in_both_parts_and_together():
     assert len(CASES) >= 100
     assert len({case.source for case in CASES}) == len(CASES)
     parts = [[case for case in CASES if case.part == part] for part in ("rules", "aside")]
-    assert len(parts[1]) >= len(CASES) // 3
-    for cases in (*parts, CASES):
+    assert len(parts[1]) >= len(FIRST) // 3
+    for cases in (*parts, FIRST):
         found = score(cases)
         assert found["right"] >= 0.9 * len(cases)
         assert found["wrong"] <= 2
 
 
 def test_the_part_follows_from_the_id_and_the_first_look_is_kept():
-    assert [case.part for case in CASES] == [part_of(case.id) for case in CASES]
+    assert [case.part for case in FIRST] == [part_of(case.id) for case in FIRST]
     kept = first_look()
-    aside = [case.id for case in CASES if case.part == "aside"]
-    assert sum(kept["aside"]["first look"].values()) == len(aside)
-    assert set(kept["aside"]["not right at the first look"]) <= set(aside)
+    for part in ("aside", "aside2"):
+        names = {case.id for case in CASES if case.part == part}
+        found, missed = kept[part]["first look"], kept[part]["not right at the first look"]
+        assert sum(found.values()) == len(names)
+        assert found["wrong"] + found["unknown"] == len(missed)
+        assert set(missed) <= names
 
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)

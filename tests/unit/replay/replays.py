@@ -14,13 +14,14 @@ print, and a case names a format and its values, or has the lines themselves::
     nodes: 1                             # null: the thread does not say
     cause: rank.killed                   # what the thread found, or else what its log shows
     fix: …                               # what solved it; null: no solution was read in the thread
-    part: aside                          # rules or aside, by a hash of the id
+    part: aside                          # rules or aside, by a hash of the id; or aside2
     expected: right                      # right, or unknown: the logs do not tell
     caught_by: net.master                # optional: the check, the gate's finding or the command that catches it before
     logs: {node02.log: [...]}            # files of another launcher, as for --log; or:
     run: {node02: {lines: [...], events: [...], kernel: [...]}}    # a run of clusterctl; a line has ``at`` and ``rank``
 
-A third of the cases is aside: rules were written for the others only. To see the logs of a case, or to give them to
+A third of the first cases is aside: rules were written for the others only. The cases of the part aside2 came later and
+were written before a look at the rules. To see the logs of a case, or to give them to
 ``clusterctl diagnose --log``: ``python tests/unit/replay/replays.py ID FOLDER``.
 """
 
@@ -47,6 +48,7 @@ from provision.diagnosis import Diagnosis, Evidence, diagnose, reading
 FOLDER = Path(__file__).parent / "cases"
 FIRST_LOOK = Path(__file__).parent / "first_look.yaml"
 SCHEMA = 1
+PARTS = ("rules", "aside", "aside2")
 KEYS = {"schema", "id", "title", "source", "kind", "program", "versions", "nodes", "cause", "fix", "part", "expected"}
 OPTIONAL = {"caught_by", "formats", "logs", "run"}
 
@@ -65,7 +67,7 @@ class Replay:
         kind: its group in the documentation.
         program: who reported it.
         cause: the cause's id; one that the table lacks where ``expected`` is unknown.
-        part: rules or aside.
+        part: one of ``PARTS``.
         expected: right or unknown.
         caught_by: what catches it before the start; "" if nothing can.
         files: the generated logs by path.
@@ -104,7 +106,7 @@ class Replay:
 
 
 def part_of(name: str) -> str:
-    """The part of a case: a third is aside, by a hash of its id."""
+    """The part of a case of the first set: a third is aside, by a hash of its id."""
     return "aside" if int(hashlib.sha256(name.encode()).hexdigest(), 16) % 3 == 0 else "rules"
 
 
@@ -115,7 +117,7 @@ def replays() -> tuple[Replay, ...]:
 
 
 def first_look() -> dict[str, Any]:
-    """The scores before and after rules were written for the part ``rules``."""
+    """The scores of each part before rules were written for it."""
     found: dict[str, Any] = yaml.safe_load(FIRST_LOOK.read_text(encoding="utf-8"))
     return found
 
