@@ -27,6 +27,7 @@ class Cause:
         lines: patterns for one line of a log.
         events: patterns for fields of one event of the agent.
         context: a pattern that one of the earlier lines of the same rank must match.
+        traced: pairs of a pattern for one line and that line's own ``context``, usually a frame of its traceback.
         anywhere: the context may also be another rank's of the same node.
         several: it counts only with the logs of several nodes.
         grade: ``cause`` explains the failure. ``unknown`` is an exception without a row. ``ended``: a process or a node
@@ -45,6 +46,7 @@ class Cause:
     lines: tuple[str, ...] = ()
     events: tuple[Mapping[str, str], ...] = ()
     context: str = ""
+    traced: tuple[tuple[str, str], ...] = ()
     anywhere: bool = False
     several: bool = False
     grade: Grade = "cause"
@@ -57,11 +59,6 @@ class Cause:
     def patterns(self) -> tuple[re.Pattern[str], ...]:
         """``lines``, compiled."""
         return tuple(re.compile(each) for each in self.lines)
-
-    @cached_property
-    def around(self) -> re.Pattern[str]:
-        """``context``, compiled."""
-        return re.compile(self.context)
 
     def read(self, text: str) -> dict[str, str] | None:
         """The captured groups of a line; None if it does not match."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from provision.diagnosis.arrivals import find_arrival, name_ranks, node_of
 from provision.diagnosis.cause import Cause, Sign
-from provision.diagnosis.causes import TABLE, files, nccl, processes
+from provision.diagnosis.causes import TABLE, files, memory, nccl, processes
 from provision.diagnosis.evidence import comparable
 from provision.diagnosis.reading import progress
 from provision.inventory import fold
@@ -59,19 +59,25 @@ def required_text(pattern: str) -> str:
 
 
 _PATTERNS = tuple(
-    (required_text(source), re.compile(source), cause) for cause in TABLE if not cause.differs for source in cause.lines
+    (required_text(source), re.compile(source), re.compile(context), cause)
+    for cause in TABLE
+    if not cause.differs
+    for source, context in (*((line, cause.context) for line in cause.lines), *cause.traced)
 )
 _OF_EVENTS = tuple(cause for cause in TABLE if cause.events)
 COMPARING = tuple(cause for cause in TABLE if cause.differs)
 
 
-def match_line(text: str) -> Iterator[tuple[Cause, dict[str, str]]]:
-    """The rows that match a line, in the table's order, with the captured groups; without rows that compare nodes."""
+def match_line(text: str) -> Iterator[tuple[Cause, dict[str, str], re.Pattern[str]]]:
+    """The rows that match a line, in the table's order, with the captured groups and the context that it needs.
+
+    Rows that compare nodes are omitted.
+    """
     last = None
-    for plain, pattern, cause in _PATTERNS:
-        if plain in text and cause is not last and (found := pattern.search(text)):
-            last = cause
-            yield cause, {name: value for name, value in found.groupdict().items() if value}
+    for plain, pattern, context, cause in _PATTERNS:
+        if plain in text and (cause.id, context.pattern) != last and (found := pattern.search(text)):
+            last = cause.id, context.pattern
+            yield cause, {name: value for name, value in found.groupdict().items() if value}, context
 
 
 def match_event(event: Mapping[str, Any]) -> Iterator[tuple[Cause, dict[str, str]]]:
@@ -96,7 +102,7 @@ def signs(evidence: Evidence) -> tuple[Sign, ...]:
     several = len(evidence.records) > 1
     found = [sign for record in evidence.records for sign in _of_record(record, several=several)]
     found = _with_missing_rank(found, evidence)
-    found = [_of_unsent_file(_of_lost_node(sign, evidence), evidence) for sign in found]
+    found = [_of_other_process(_of_unsent_file(_of_lost_node(sign, evidence), evidence)) for sign in found]
     if evidence.run:
         found = [replace(sign, captured={**sign.captured, "host": sign.node}) for sign in found]
     if comparable(evidence):
@@ -172,6 +178,12 @@ def _of_unsent_file(sign: Sign, evidence: Evidence) -> Sign:
     return sign if path is None else replace(sign, cause=files.UNSENT, captured={**sign.captured, "path": path})
 
 
+def _of_other_process(sign: Sign) -> Sign:
+    """The sign of a full GPU with its real cause, if the numbers show that another process holds much of it."""
+    other = memory.other_memory(sign.captured) if sign.cause.id.startswith("cuda.oom") else None
+    return replace(sign, cause=memory.OTHERS, captured={**sign.captured, "other": other}) if other else sign
+
+
 def _of_record(record: Record, *, several: bool) -> Iterator[Sign]:
     streams: dict[int | None, list[int]] = {}  # by rank: the places of its lines
     for place, line in enumerate(record.lines):
@@ -184,17 +196,17 @@ def _of_record(record: Record, *, several: bool) -> Iterator[Sign]:
 
 def _of_stream(record: Record, places: list[int], *, several: bool) -> Iterator[Sign]:
     lines = [record.lines[place] for place in places]
-    known: dict[str, tuple[Cause, dict[str, str]] | None] = {}  # logs repeat many lines
+    known: dict[str, bool] = {}  # logs repeat many lines
     for order, line in enumerate(lines):
         if line.text not in known:
-            known[line.text] = next(match_line(line.text), None)
+            known[line.text] = any(True for _ in match_line(line.text))
         is_source = order and line.text.startswith(" ") and _SOURCE.match(lines[order - 1].text)
-        if known[line.text] is None or is_source:
+        if not known[line.text] or is_source:
             continue
         before = lines[max(0, order - CONTEXT) : order]
-        for cause, captured in match_line(line.text):
+        for cause, captured, context in match_line(line.text):
             around = record.lines[max(0, places[order] - CONTEXT) : places[order]] if cause.anywhere else before
-            if cause.context and not any(cause.around.search(each.text) for each in reversed(around)):
+            if context.pattern and not any(context.search(each.text) for each in reversed(around)):
                 continue
             if cause.several and not several:
                 continue

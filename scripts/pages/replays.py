@@ -38,8 +38,8 @@ the fault before a run.
 A third of the cases, chosen by a hash of their names, is aside: rules were written for the others first, and then the
 score of both parts was taken (*first look*). The rules that the part aside showed to be missing followed. The part
 *aside2* came later: {second} other threads, taken as a search returned them, written down before their author read a
-rule or ran `diagnose`. Rules for it followed its first look, too. Only the first looks of *aside* and *aside2* are tests
-on unseen cases, and *aside2* is the harder one. Expect its rate on failures that no case here resembles.
+rule or ran `diagnose`. Rules for it followed its first look, too. Only the first looks of *aside* and *aside2* are
+tests on unseen cases, and *aside2* is the harder one. Expect its rate on failures that no case here resembles.
 
 [first_look.yaml](../tests/unit/replay/first_look.yaml) lists the cases that were not right at a first look.
 """
@@ -72,7 +72,13 @@ def by_kind() -> str:
 
 def page() -> str:
     """The whole page."""
-    parts = [HEAD.format(count=len(replays()), second=sum(case.part == "aside2" for case in replays())), "\n", scores(), "\n", by_kind()]
+    parts = [
+        HEAD.format(count=len(replays()), second=sum(case.part == "aside2" for case in replays())),
+        "\n",
+        scores(),
+        "\n",
+        by_kind(),
+    ]
     for kind, cases in _kinds().items():
         parts.append(f"\n## {kind[0].upper()}{kind[1:]}\n\n")
         parts.append("| case | program | cause | before the start | verdict |\n|---|---|---|---|---|\n")

@@ -81,12 +81,13 @@ def test_ids_are_unique():
 
 @pytest.mark.parametrize("cause", TABLE, ids=lambda cause: cause.id)
 def test_every_cause_is_complete(cause):
-    assert cause.lines or cause.events
+    assert cause.lines or cause.events or cause.traced
     assert cause.says
     assert cause.fix
     assert cause.source.startswith(("https://", "recorded (", "trainer/agent/"))
     names = set(re.findall(r"\{(\w+)\}", cause.says + "".join(cause.fix)))
-    patterns = "".join(cause.lines) + "".join(pattern for event in cause.events for pattern in event.values())
+    patterns = "".join((*cause.lines, *(line for line, _ in cause.traced)))
+    patterns += "".join(pattern for event in cause.events for pattern in event.values())
     reported = set(re.findall(r"\?P<(\w+)>", patterns)) | ({"what", "values"} if cause.differs else set())
     reported |= {"host"}  # the node's name, of a run
     if cause.id.startswith("nccl.timeout"):

@@ -126,7 +126,9 @@ def test_an_attempt_has_its_own_lines():
     assert texts == [["99.5", "150", "198"], ["199.5", "250"]]
 
 
-@pytest.mark.parametrize("pattern", sorted({line for cause in TABLE for line in cause.lines}))
+@pytest.mark.parametrize(
+    "pattern", sorted({line for cause in TABLE for line in (*cause.lines, *(each for each, _ in cause.traced))})
+)
 def test_required_text_of_a_pattern_is_part_of_it(pattern):
     word = required_text(pattern)
     assert re.escape(word).replace("\\ ", " ").replace("\\-", "-").replace("\\", "") in pattern.replace("\\", "")

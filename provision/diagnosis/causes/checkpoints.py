@@ -10,7 +10,7 @@ ORDER = 70
 CAUSES = (
     Cause(
         id="checkpoint.world",
-        says="the checkpoint was saved by {was} ranks, but the run has {now}",
+        says="the checkpoint was saved by another number of ranks[: {was} ranks, but the run has {now}]",
         fix=(
             "resume on as many GPUs as before: clusterctl resume RUN with the same nodes",
             (
@@ -22,10 +22,16 @@ CAUSES = (
         lines=(
             r"checkpoint being loaded used a DP world size of (?P<was>\d+) but the current world size is (?P<now>\d+)",
         ),
+        traced=(
+            (
+                r"The size of tensor a \(\d+\) must match the size of tensor b \(\d+\) at non-singleton dimension 0",
+                r"in _load_zero_checkpoint|in load_checkpoint|in _restore_\w+|success = self\._load_zero_checkpoint",
+            ),
+        ),
     ),
     Cause(
         id="checkpoint.partial",
-        says="a part of the checkpoint is missing: {path}",
+        says="a part of the checkpoint is missing[: {path}]",
         fix=(
             ("clusterctl resume RUN uses the newest complete checkpoint, and copies missing files between nodes"),
             (
@@ -39,9 +45,14 @@ CAUSES = (
                 r"No such file or directory: "
                 r"'(?P<path>[^']*(?:zero_pp_rank_\d+|mp_rank_\d+|_optim_states|_model_states)[^']*)'"
             ),
+            (
+                r"No such file or directory: "
+                r"'(?P<path>[^']*(?:\.distcp|/\.metadata|pytorch_model_fsdp\w*(?:\.bin|/[^']*)))'"
+            ),
             r"The following zero checkpoints paths are missing: (?P<path>.+)",
             r"checkpoint .*(?P<path>zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt)",
         ),
+        traced=((r"^AssertionError$", r"in check_ckpt_list"),),  # DeepSpeed found no model states
     ),
     Cause(
         id="checkpoint.race",

@@ -111,6 +111,8 @@ CAUSES = (
             r"failed \(exitcode: -4\) local_rank: (?P<local_rank>\d+)",
             r"Fatal Python error: Illegal instruction",
             r"Signal 4 \(SIGILL\) received",
+            r"exits with return code = -4",
+            r"died with <Signals\.SIGILL: 4>",
         ),
     ),
     Cause(
@@ -203,6 +205,19 @@ CAUSES = (
         ),
     ),
     Cause(
+        id="launcher.hostfile",
+        says="DeepSpeed cannot read its hostfile: {why}",
+        fix=(
+            "a line for each host: NAME slots=GPUS, without other words, and no host twice",
+            "clusterctl train needs no hostfile",
+        ),
+        source="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/launcher/runner.py",
+        lines=(
+            r"Hostfile (?P<why>contains (?:a bad entry|multiple entries)[^,]*)",
+            r"Hostfile (?P<why>is (?:empty or )?not formatted correctly)",
+        ),
+    ),
+    Cause(
         id="launcher.pdsh",
         says="DeepSpeed's launcher needs {name}, which is not installed",
         fix=("start it with clusterctl train, which needs neither pdsh nor a hostfile",),
@@ -226,6 +241,48 @@ CAUSES = (
                 r"Some (?:specified arguments are not used by the HfArgumentParser|keys are not used by "
                 r"the HfArgumentParser)"
                 r": (?P<what>.+)"
+            ),
+            r"config file at \S+ had unknown keys \((?P<what>[^)]+)\)",
+        ),
+        traced=(
+            (
+                r"TypeError: \S*__init__\(\) got an unexpected keyword argument (?P<what>'\w+')",
+                r"in from_yaml_file|in from_json_file|in load_config_from_file",
+            ),
+        ),
+    ),
+    Cause(
+        id="config.accelerate",
+        says="accelerate's configuration is invalid: {what}",
+        fix=(
+            "start it with clusterctl train, which gives accelerate its numbers of machines, processes and GPUs",
+            "by hand: accelerate config writes a new file; options of accelerate launch replace its values",
+        ),
+        source="https://github.com/huggingface/accelerate/blob/main/src/accelerate/commands/launch.py",
+        traced=((r"^ValueError: (?P<what>.+)", r"in _validate_launch_command"),),
+    ),
+    Cause(
+        id="config.local_rank",
+        says="the launcher passes --local-rank, which the program does not know",
+        fix=(
+            "start it with torchrun (clusterctl train), not python -m torch.distributed.launch",
+            "in your own script: int(os.environ['LOCAL_RANK']), or accept both --local-rank and --local_rank",
+        ),
+        source="https://docs.pytorch.org/docs/stable/distributed.html#launch-utility",
+        lines=(r"error: unrecognized arguments: .*--local[-_]rank",),
+    ),
+    Cause(
+        id="config.arguments",
+        says="the program refuses its command line: {why}",
+        fix=(
+            "correct it: the program's --help lists its options; they change between versions",
+            "options of the launcher come before the script, the program's after it",
+        ),
+        source="https://docs.python.org/3/library/argparse.html",
+        lines=(
+            (
+                r"^\S+: error: (?P<why>(?:unrecognized arguments|argument \S+|the following arguments are required"
+                r"|ambiguous option): .+)"
             ),
         ),
     ),

@@ -41,7 +41,7 @@ CAUSES = (
         lines=(
             r"fallen off the bus",
             r"Unable to determine the device handle for (?:GPU|gpu)",
-            r"CUDA error: (?:unspecified launch failure|unknown error|hardware stack error)",
+            r"(?:CUDA error: |Cuda failure (?:\d+ )?')unknown error",
             r"\bGPU is lost\b",
         ),
     ),
@@ -55,6 +55,7 @@ CAUSES = (
         source="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
         lines=(
             r"(?:Error 802|CUDA error|cuda runtime error \(802\)) ?: system not yet initialized",
+            r"Cuda failure (?:\d+ )?'system not yet initialized",
             r"CUDA_ERROR_SYSTEM_NOT_READY",
         ),
     ),
@@ -70,6 +71,8 @@ CAUSES = (
             r"NVIDIA driver on your system is too old \(found version (?P<found>\d+)\)",
             r"CUDA driver version is insufficient for CUDA runtime version",
             r"system has unsupported display driver / cuda driver combination",
+            r"API call is not supported in the installed CUDA driver",
+            r"the provided PTX was compiled with an unsupported toolchain",
         ),
     ),
     Cause(
@@ -170,10 +173,14 @@ CAUSES = (
                 "use compatible versions of PyTorch, flash-attn, DeepSpeed and Triton; disable flash_attn, "
                 "torch.compile and liger kernels one at a time"
             ),
-            "if it is always the same node, its GPU is faulty: nvidia-smi -q -d ECC",
+            "if it is always the same node, its GPU is faulty: dmesg -T | grep -i xid, and nvidia-smi -q -d ECC there",
         ),
-        source="https://github.com/axolotl-ai-cloud/axolotl/issues/1473",
-        lines=(r"an illegal memory access was encountered", r"CUDA error: misaligned address"),
+        source="https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html",
+        lines=(
+            r"an illegal memory access was encountered",
+            r"(?:CUDA error: |Cuda failure (?:\d+ )?')(?:misaligned address|unspecified launch failure)",
+            r"(?:CUDA error: |Cuda failure (?:\d+ )?')(?:hardware stack error|an illegal instruction was encountered)",
+        ),
     ),
     Cause(
         id="cuda.cublas",

@@ -64,6 +64,22 @@ CAUSES = (
         ),
     ),
     Cause(
+        id="nccl.ib.register",
+        says="the adapter cannot register GPU memory (GPUDirect): {call} failed with {why}",
+        fix=(
+            "load nvidia_peermem, or use the open driver with dma-buf: clusterctl check (rdma.gdr)",
+            "a driver, an OFED and an NCCL of the same age; NCCL_DMABUF_ENABLE=0 or NCCL_CUMEM_ENABLE=0 in train.env",
+            "NCCL_NET_GDR_LEVEL=LOC works without GPUDirect, but is slower: only to confirm the cause",
+        ),
+        source="https://github.com/NVIDIA/nccl/issues/778",
+        lines=(
+            (
+                r"Call to (?P<call>ibv_reg_(?:mr|dmabuf_mr)\w*) failed with (?:error )?(?:\d+ )?"
+                r"(?P<why>Invalid argument|Bad address|Operation not supported)"
+            ),
+        ),
+    ),
+    Cause(
         id="nccl.ib.failed",
         says="InfiniBand does not work on this node: {call} failed",
         fix=(

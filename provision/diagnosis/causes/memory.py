@@ -7,7 +7,12 @@ nothing (https://www.deepspeed.ai/docs/config-json/).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from provision.diagnosis.cause import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SUBJECT = "Memory"
 ORDER = 10
@@ -16,10 +21,14 @@ _OOM = r"CUDA out of memory\.? Tried to allocate (?P<wanted>[\d.]+ [KMG]iB)"
 _SIZES = (
     _OOM
     + r".*?GPU (?P<gpu>\d+) has a total capac\w+ of (?P<total>[\d.]+ [MG]iB) of which (?P<free>[\d.]+ \w+) is free",
-    _OOM + r"[^(]*\(GPU (?P<gpu>\d+); (?P<total>[\d.]+ [MG]iB) total capacity;.*?(?P<free>[\d.]+ \w+) free",
+    (
+        _OOM + r"[^(]*\(GPU (?P<gpu>\d+); (?P<total>[\d.]+ [MG]iB) total capacity;.*?(?P<free>[\d.]+ [KMG]iB) free"
+        r"(?:; (?P<own>[\d.]+ [KMG]iB) reserved)?"
+    ),
     _OOM,
     r"CUDA out of memory",
     r"(?:OutOfMemoryError|CUDA error): out of memory",
+    r"Cuda failure (?:\d+ )?'out of memory'",
     r"_STATUS_ALLOC_FAILED",
 )
 _WHERE = "[: {wanted} more did not fit into GPU {gpu} with {total}, of which {free} were free]"
@@ -38,6 +47,36 @@ _LADDER = (
     ),
 )
 
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_MUCH = 0.25  # of the GPU's memory: a CUDA context and NCCL's buffers take less
+
+OTHERS = Cause(
+    id="cuda.oom.others",
+    says="CUDA out of memory because another process holds {other} of the GPU[: {wanted} more did not fit]",
+    fix=(
+        "find the process: clusterctl run 'nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv'",
+        "stop what an earlier run left there: clusterctl stop RUN",
+        "clusterctl check finds busy GPUs before the next start",
+    ),
+    source="https://github.com/ragntune/code-llama-finetune/issues/3",
+    lines=(_OOM + r".*Process (?P<pid>\d+) has (?P<other>[\d.]+ GiB) memory in use\..*this process has",),
+)
+
+
+def other_memory(captured: Mapping[str, str]) -> str | None:
+    """The memory of other processes on a full GPU, from the numbers of PyTorch's message; None if it is not much."""
+    if not {"total", "free", "own"} <= set(captured):
+        return None
+    total, free, own = (_bytes(captured[name]) for name in ("total", "free", "own"))
+    other = total - free - own
+    return f"{other / _UNITS['GiB']:.1f} GiB" if other > _MUCH * total else None
+
+
+def _bytes(text: str) -> float:
+    number, unit = text.split()
+    return float(number) * _UNITS[unit]
+
+
 CAUSES = (
     Cause(
         id="memory.pinned",
@@ -53,17 +92,7 @@ CAUSES = (
         ),
         context=r"\bpin_memory\(|in pin_memory\b|cudaHost(?:Alloc|Register)",
     ),
-    Cause(
-        id="cuda.oom.others",
-        says="CUDA out of memory because another process holds {other} of the GPU[: {wanted} more did not fit]",
-        fix=(
-            "find the process: clusterctl run 'nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv'",
-            "stop what an earlier run left there: clusterctl stop RUN",
-            "clusterctl check finds busy GPUs before the next start",
-        ),
-        source="https://github.com/ragntune/code-llama-finetune/issues/3",
-        lines=(_OOM + r".*Process (?P<pid>\d+) has (?P<other>[\d.]+ GiB) memory in use\..*this process has",),
-    ),
+    OTHERS,
     Cause(
         id="cuda.oom.fragmented",
         says="CUDA out of memory from fragmentation: {wanted} did not fit, but PyTorch holds {loose} unused in pieces",
@@ -215,6 +244,9 @@ CAUSES = (
             r"No space left on device.*/dev/shm",
             r"/dev/shm/\S+ .*No space left on device",  # noqa: S108 - what NCCL says
             r"failed \(exitcode: -7\) local_rank: (?P<local_rank>\d+)",
+            r"exits with return code = -7",
+            r"died with <Signals\.SIGBUS: 7>",
+            r"Signal 7 \(SIGBUS\) received",
         ),
     ),
 )

@@ -86,11 +86,12 @@ CAUSES = (
             r"connecting to address .* ?with family \d+ is neither AF_INET",
             r"No interface found in the same subnet as remote address (?P<peer>\S+)",
             r"Bootstrap : no socket interface",
+            r"Socket creation failed : Address family not supported",
         ),
     ),
     Cause(
         id="nccl.connect",
-        says="NCCL cannot connect to {peer}: {why}",
+        says="NCCL's connection to {peer} failed: {why}",
         fix=(
             (
                 "the nodes must reach each other on every port, without a firewall (clusterctl check --level 1: "
@@ -106,9 +107,29 @@ CAUSES = (
             r"socketStartConnect: Connect to (?P<peer>\S+) failed : (?P<why>.+)",
             r"Call to connect (?:to (?P<peer>\S+) )?(?:failed|timeout) : (?P<why>.+)",
             r"NCCL WARN Net : Connect to (?P<peer>\S+) failed : (?P<why>.+)",
+            (
+                r"Call to (?:recv|send)\w* (?:from|to) (?P<peer>\S+) failed : "
+                r"(?P<why>Connection timed out|No route to host|Network is (?:unreachable|down))"
+            ),
             r"socketPollConnect: [Cc]onnect(?:ing)? to (?P<peer>\S+) (?:returned|failed).*?\(?(?P<why>[A-Z][\w ]+)\)?",
         ),
         grade="late",
+    ),
+    Cause(
+        id="nccl.topology",
+        says="NCCL cannot use the machine's topology: {what}",
+        fix=(
+            (
+                "NCCL_TOPO_FILE, or the file of a network plugin (aws-ofi-nccl), does not fit this machine: remove it, "
+                "or update the plugin"
+            ),
+            "the nodes must have the same adapters: clusterctl check (ib.dev)",
+        ),
+        source="https://github.com/aws/aws-ofi-nccl/issues/785",
+        lines=(
+            r"NCCL WARN (?P<what>Attribute \S+ of node \S+ not found)",
+            r"NCCL WARN (?P<what>Could not find (?:NET|GPU|NIC) with (?:id|rank) \S+)",
+        ),
     ),
     MISMATCH,
     Cause(

@@ -47,6 +47,7 @@ CAUSES = (
             r"probability tensor contains either `inf`, `nan`",
             r"Function '\w+' returned nan values in its \d+th output",
         ),
+        traced=((r"^AssertionError$", r"assert all_(?:groups|grad)_norm ?>"),),  # DeepSpeed: the norm is NaN or 0
     ),
     Cause(
         id="nan.seen",
@@ -130,6 +131,33 @@ CAUSES = (
         ),
         source="https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/runtime/engine.py",
         lines=(r"You are using ZeRO-Offload with a client provided optimizer",),
+    ),
+    Cause(
+        id="deepspeed.no_sync",
+        says="this DeepSpeed refuses no_sync with ZeRO {stage}, and this transformers or accelerate calls it",
+        fix=(
+            "transformers 4.48 or later, which does not call it, or DeepSpeed 0.15.4: in the environment that you pack",
+            "in your own script: without accelerator.no_sync and model.no_sync; DeepSpeed accumulates gradients itself",
+        ),
+        source="https://github.com/huggingface/transformers/pull/35157",
+        lines=(
+            r"no_sync context manager is incompatible with gradient partitioning logic of ZeRO stage (?P<stage>\d)",
+        ),
+    ),
+    Cause(
+        id="zero3.partitioned",
+        says="the program uses a parameter that ZeRO-3 has partitioned, without gathering it",
+        fix=(
+            "start it with a launcher, also on one GPU: clusterctl train; by hand FORCE_TORCHRUN=1 with LLaMA-Factory",
+            "quantized models (QLoRA) and models that skip modules in some steps: ZeRO-2",
+            "in your own script: deepspeed.zero.GatheredParameters around the access",
+        ),
+        source="https://deepspeed.readthedocs.io/en/latest/zero3.html",
+        lines=(
+            r"RuntimeError: 'weight' must be 2-D",
+            r"'status': 'NOT_AVAILABLE'",
+            r"which has shape torch\.Size\(\[0\]\)\), this looks? incorrect",
+        ),
     ),
     Cause(
         id="deepspeed.config",

@@ -46,6 +46,11 @@ NODE_SILENT = Cause(
     grade="ended",
 )
 
+# torch before version 2.2: a failed connection to the store is a plain RuntimeError.
+_STORE = (
+    r"^RuntimeError: (?P<message>Connection (?:reset by peer|refused)|Broken pipe|Socket Timeout|No route to host)$"
+)
+
 CAUSES = (
     Cause(
         id="rank.stopped",
@@ -193,6 +198,27 @@ CAUSES = (
             r"Fatal Python error: Segmentation fault",
             r"Signal 11 \(SIGSEGV\) received",
             r"exits with return code = -11",
+            r"died with <Signals\.SIGSEGV: 11>",
+            r"Caught signal 11 \(Segmentation fault",
+        ),
+        grade="ended",
+        more=4,
+    ),
+    Cause(
+        id="rank.fpe",
+        says="the process divided by zero in compiled code (SIGFPE)",
+        fix=(
+            "on H20: nvidia-cublas-cu12 12.3.4.1 or later in the environment that you pack; earlier ones do this",
+            "otherwise the stack in the rank's log names the library",
+        ),
+        source="https://github.com/hiyouga/LlamaFactory/issues/2750",
+        lines=(
+            r"failed \(exitcode: -8\) local_rank: (?P<local_rank>\d+)",
+            r"Caught signal 8 \(Floating point exception",
+            r"Signal 8 \(SIGFPE\) received",
+            r"exits with return code = -8",
+            r"died with <Signals\.SIGFPE: 8>",
+            r"^Floating point exception \(core dumped\)",
         ),
         grade="ended",
         more=4,
@@ -207,6 +233,8 @@ CAUSES = (
             r"Fatal Python error: Aborted",
             r"terminate called after throwing an instance of",
             r"Signal 6 \(SIGABRT\) received",
+            r"exits with return code = -6",
+            r"died with <Signals\.SIGABRT: 6>",
         ),
         grade="echo",
     ),
@@ -237,7 +265,7 @@ CAUSES = (
             "clusterctl check --level 1 tries every pair of nodes",
         ),
         source="https://docs.pytorch.org/docs/stable/distributed.html",
-        lines=(r"Dist(?:Backend|Network|Store)Error: (?P<message>.+)", r"Rendezvous\w*Error: (?P<message>.+)"),
+        lines=(r"Dist(?:Backend|Network|Store)Error: (?P<message>.+)", r"Rendezvous\w*Error: (?P<message>.+)", _STORE),
         grade="late",
     ),
     Cause(

@@ -7,7 +7,10 @@ from provision.diagnosis.cause import Cause
 SUBJECT = "The ranks do not find each other"
 ORDER = 50
 
+_LEFT = r"in num_nodes_waiting|in _exit_barrier|_state_holder\.sync\(\)"
 _REACH = "clusterctl check --level 1 (net.master, net.fw, net.mtu) tries every pair of nodes"
+
+_LAUNCHERS = r"(?:torchrun|accelerate|deepspeed|llamafactory-cli|mpirun|srun|swift)"
 
 CAUSES = (
     Cause(
@@ -55,6 +58,7 @@ CAUSES = (
         source="https://github.com/hiyouga/LlamaFactory/issues/6015",
         lines=(r"DistStoreError: ", r"RuntimeError: Socket Timeout"),
         context=r"in _assign_worker_ranks|in _share_and_gather|in _rendezvous\b",
+        traced=((r"DistStoreError: Socket Timeout", r"torch[./]distributed[./]run\b"),),  # torchrun's own error
         grade="late",
     ),
     Cause(
@@ -62,14 +66,18 @@ CAUSES = (
         says="the node that held the rendezvous left it while this node was running",
         fix=(
             "it is rank 0's node, or the one of the endpoint: its log says why it ended (clusterctl logs RUN)",
+            "two jobs on one node need two endpoints: another --rdzv-endpoint, or --standalone",
             (
                 "torchrun's agents wait for one another at the end, unless one is killed: clusterctl "
                 "train starts without it"
             ),
         ),
         source="https://github.com/pytorch/pytorch/issues/69520",
-        lines=(r"RendezvousConnectionError", r"^RuntimeError: (?:Connection reset by peer|Broken pipe|Socket Timeout)"),
-        context=r"in num_nodes_waiting|in _exit_barrier|_state_holder\.sync\(\)",
+        lines=(r"has failed to shutdown the rendezvous .* due to an error of type RendezvousConnectionError",),
+        traced=(
+            (r"RendezvousConnectionError", _LEFT),
+            (r"^RuntimeError: (?:Connection reset by peer|Broken pipe|Socket Timeout)", _LEFT),
+        ),
         grade="late",
     ),
     Cause(
@@ -196,8 +204,13 @@ CAUSES = (
         fix=(
             "clusterctl verify checks the release on every node, clusterctl deploy repairs it",
             "give a script as a relative path, which is sent with the run, or as an absolute path on every node",
+            "by hand: activate the environment; sudo resets PATH",
         ),
         source="trainer/agent/supervisor/attempt.py",
+        lines=(
+            rf"sh: (?:line )?(?:\d+: )?(?P<why>{_LAUNCHERS}: (?:command )?not found)",
+            rf"(?P<why>No such file or directory: '(?:\S*/)?{_LAUNCHERS}')",
+        ),
         events=({"event": "exit", "error": r"(?P<why>.+)"},),
     ),
 )

@@ -45,6 +45,18 @@ CAUSES = (
         lines=(r"element 0 of tensors does not require grad and does not have a grad_fn",),
     ),
     Cause(
+        id="train.devices",
+        says="an operation has tensors on different devices: {what}",
+        fix=(
+            "in your own script: model and batch on GPU LOCAL_RANK; no device_map: auto in a distributed run",
+            "DeepSpeed 0.14.1 and 0.14.2 do this with offloading: another version in the environment that you pack",
+        ),
+        source="https://github.com/deepspeedai/DeepSpeed/issues/5538",
+        lines=(
+            r"Expected all tensors to be on the same device, but found at least two devices, (?P<what>\S+ and \S+?)!?$",
+        ),
+    ),
+    Cause(
         id="wandb.login",
         says="W&B has no key, and no terminal to ask for it",
         fix=(
