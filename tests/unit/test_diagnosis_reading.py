@@ -151,9 +151,22 @@ def test_needed(pattern, word):
     assert required_text(pattern) == word
 
 
-def test_line_is_explained_by_the_most_specific_cause():
-    text = "RuntimeError: DataLoader worker (pid 1) is killed by signal: Bus error. It is possible that"
-    assert next(match_line(text))[0].id == "shm.full"
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("RuntimeError: DataLoader worker (pid 1) is killed by signal: Bus error. It is possible that", "shm.full"),
+        (
+            "\tsize mismatch for a.bias: from checkpoint, the shape in current model is torch.Size([3]).",
+            "checkpoint.shape",
+        ),
+        (
+            "\tsize mismatch for a.b: from checkpoint, the shape in current model is torch.Size([0]).",
+            "zero3.partitioned",
+        ),
+    ],
+)
+def test_line_is_explained_by_the_most_specific_cause(text, cause):
+    assert next(match_line(text))[0].id == cause
 
 
 def test_statistics():

@@ -152,6 +152,9 @@ CAUSES = (
             "if tokens were added: resize_vocab: true in both runs",
         ),
         source="https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/module.py",
-        lines=(r"(?P<what>size mismatch for [^\s:]+)", r"(?P<what>(?:Missing|Unexpected) key\(s\) in state_dict)"),
+        lines=(
+            r"(?P<what>size mismatch for [^\s:]+)(?!.*current model is torch\.Size\(\[0\]\))",
+            r"(?P<what>(?:Missing|Unexpected) key\(s\) in state_dict)",
+        ),
     ),
 )

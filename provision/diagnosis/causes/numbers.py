@@ -157,6 +157,7 @@ CAUSES = (
             r"RuntimeError: 'weight' must be 2-D",
             r"'status': 'NOT_AVAILABLE'",
             r"which has shape torch\.Size\(\[0\]\)\), this looks? incorrect",
+            r"from checkpoint, the shape in current model is torch\.Size\(\[0\]\)",
         ),
     ),
     Cause(
