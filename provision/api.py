@@ -28,7 +28,6 @@ from provision.errors import (
 from provision.inventory import load, local_inventory, select
 from provision.model import CommandLine, Emit, Event, Inventory, ignore
 from provision.run.found import Run
-from provision.run.pattern import read_pattern
 from provision.run.record import TrainResult
 from provision.run.spec import count_nodes
 from provision.session import Session
@@ -41,6 +40,7 @@ from provision.tasks.bundles import PackResult, bundle_of
 from provision.tasks.deploy import DeployOptions, DeployResult
 from provision.tasks.gate import GateOptions
 from provision.tasks.logs import Metrics
+from provision.tasks.pattern import read_pattern
 from provision.tasks.runs import Runs
 from provision.tasks.start import Following
 

@@ -21,10 +21,10 @@ from provision.model import Notice
 from provision.output import Reporter
 from provision.output_text import Line, clean, fold_equal
 from provision.run.follow import Entry
-from provision.run.pattern import read_pattern
 from provision.summaries.metrics import loss_curve, metrics_lines, metrics_output
 from provision.summaries.runs import collect_output, logs_data, sync_command, wandb_output
 from provision.tasks.logs import How, Log, Logs, Metrics, Wanted, logs, open_log, read_logs, read_run
+from provision.tasks.pattern import read_pattern
 from trainer.bounds import Bound
 from trainer.reader import as_csv
 

@@ -21,10 +21,10 @@ from provision.render import quote, render
 from provision.run import record as records
 from provision.run.follow import Entry, entry, merged
 from provision.run.follow import pattern as rank_pattern
-from provision.run.pattern import read_pattern
 from provision.session.streams import Stream, Streams
 from provision.ssh.remote import reading, sent_length
 from provision.stages import Stage
+from provision.tasks.pattern import read_pattern
 from provision.tasks.runs import Runs, by_name, find, logs_folder, reader_of
 from trainer.reader import MARKS, Pattern, Reader, Reading, Series
 

@@ -29,11 +29,11 @@ from provision.run import Job, Launch, RunFiles, RunSpec, new_run_id, plan_name,
 from provision.run.config import MisspelledKeyError
 from provision.run.config_text import read
 from provision.run.ignored import unsent_text
-from provision.run.pattern import read_pattern
 from provision.run.record import TrainResult
 from provision.run.spec import VISIBLE, choose_nodes, workers
 from provision.tasks import ds_files
 from provision.tasks.gate import GateOptions, GateResult, gate
+from provision.tasks.pattern import read_pattern
 from provision.tasks.resume_arg import AskResume, choose_resume_arg, with_resume_arg
 from provision.tasks.runs import by_name, find, refuse_others, run_folder
 from provision.tasks.start import Following, Start
