@@ -112,8 +112,8 @@ def test_only_lines_of_the_pattern_count():
 
 
 def test_all_values():
-    text = r"(?P<step>\d+)/(?P<total>\d+) (?P<loss>\S+) (?P<lr>\S+) (?P<grad_norm>\S+) (?P<ms>\S+)ms (?P<tokens_per_second>\S+)"
-    text += r"(?: eval (?P<eval_loss>\S+))?"
+    text = r"(?P<step>\d+)/(?P<total>\d+) (?P<loss>\S+) (?P<lr>\S+) (?P<grad_norm>\S+) (?P<ms>\S+)ms "
+    text += r"(?P<tokens_per_second>\S+)(?: eval (?P<eval_loss>\S+))?"
     one, two = read(["5/100 2.5 1e-4 0.7 12.5ms 1,024 eval 2.25\n6/3 nan - .7 x1ms 9 eval (none)\n"], pattern=text)
     assert one._asdict() == {
         "step": 5,
@@ -159,6 +159,12 @@ def test_evaluation_without_a_step_belongs_to_the_last_one():
     pattern = r"(?:s (?P<step>\d+) l (?P<loss>\d)|eval (?P<eval_loss>\d))"
     (_, row) = series(read(["s 3 l 2\ns 4 l 1\neval 5\n"], pattern=pattern))
     assert (row.step, row.loss, row.eval_loss) == (4, 1.0, 5.0)
+
+
+def test_evaluations_alone_are_counted():
+    found = series(read(["eval 5\neval 4\n"], pattern=r"eval (?P<eval_loss>\d)"))
+    assert [(row.step, row.eval_loss) for row in found] == [(1, 5.0), (2, 4.0)]
+    assert found.counted
 
 
 def test_ranks():

@@ -366,6 +366,9 @@ class Row(NamedTuple):
     eval_loss: Optional[float] = None
 
 
+_EVALUATED = 1 << FIELDS.index("eval_loss")  # in ``_Table.known``
+
+
 class _Table:
     """The rows of one source and one rank, by columns."""
 
@@ -433,7 +436,9 @@ class Series:
             self._placed.setdefault((rank, reading.source), _Table()).put(reading.step, reading)
         elif reading.loss is not None or reading.eval_loss is not None:
             table = self._counted.setdefault((rank, reading.source), _Table())
-            table.put((table.last or 0) + (reading.loss is not None), reading)
+            # A pattern may read evaluations only.
+            alone = reading.source == "pattern" and (not table.known or table.known[-1] & _EVALUATED)
+            table.put((table.last or 0) + bool(reading.loss is not None or alone), reading)
 
     @property
     def counted(self) -> bool:
