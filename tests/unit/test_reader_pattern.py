@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+sys.path.append(str(Path(__file__).parent))  # for agent_life; last, so that it hides no module
+
+from agent_life import Life
+
 from provision.cli import cli
 from provision.errors import UsageError
 from provision.inventory import load
@@ -185,6 +189,13 @@ def test_agent_reports_what_the_pattern_reads():
     assert seen == [(2, 10), (2, 20)]
     with pytest.raises(PatternError):
         Numbers(lambda *_: None, "(")
+
+
+@pytest.mark.parametrize(("pattern", "phase"), [(Pattern(r"第(?P<step>\d+)步"), "training"), (None, "starting")])
+def test_judgement_of_hangs_takes_the_steps_of_the_pattern(pattern, phase):
+    life = Life()
+    life.readers[0] = Reader(rank=0, pattern=pattern)
+    assert life.say("第1步").say("第2步").watch.phase == phase
 
 
 # --- the plan, the commands and the summaries ----------------------------------------------------
