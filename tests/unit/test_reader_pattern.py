@@ -107,6 +107,13 @@ def test_pattern_that_would_take_years_is_given_up(text, line):
     assert time.process_time() - started < 5
 
 
+def test_time_limit_does_not_depend_on_the_size_of_a_block():
+    pattern = Pattern(r".*(?P<step>\d+).*loss (?P<loss>\S+)")
+    lines = 400_000  # more than a second together
+    assert len(pattern.read(b"step 1 has a long name and then its loss 2.5\n" * lines)) == lines
+    assert not pattern.too_slow
+
+
 # --- what it reads -------------------------------------------------------------------------------
 
 

@@ -4,8 +4,8 @@ r"""Reads a training's lines with the user's pattern: a regular expression whose
 matches count: the user says what a line of the training is.
 
 A pattern can be slow. It is at most ``LIMIT`` characters long, a repeat must not contain another one, and it is
-searched in the first ``LINE`` characters of a line. If the lines of a block take more than ``SECONDS`` of processor
-time, the pattern is no longer used: Python's matcher checks for signals while it searches.
+searched in the first ``LINE`` characters of a line. If ``TOGETHER`` lines take more than ``SECONDS`` of processor time,
+the pattern is no longer used: Python's matcher checks for signals while it searches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ GROUPS = ("step", "loss", "eval_loss", "lr", "grad_norm", "epoch", "total", "ms"
 NEEDED = ("step", "loss", "eval_loss")  # one of these, at least
 LIMIT = 1000  # characters of a pattern
 LINE = 4096  # characters of a line that are searched
-SECONDS = 1.0  # of processor time for the lines of a block
+TOGETHER = 100  # lines that are searched within one time limit
+SECONDS = 1.0  # of processor time for them
 
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _OURS = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]{8,16}Z \[(?:\d{1,9}|launcher)\] ")  # run.log
@@ -83,14 +84,12 @@ class Pattern:
         ``finished``: the last line has ended. If not, a match at its end may have a part of a number, and is none.
         """
         found: List[Match] = []
-        if self.too_slow or not data:
-            return found
+        lines = data.split(b"\n")
         try:
-            with _limited(SECONDS):
-                for line in data.split(b"\n"):
-                    match = self._match(line, finished) if line else None
-                    if match is not None:
-                        found.append(match)
+            for start in range(0, 0 if self.too_slow else len(lines), TOGETHER):
+                with _limited(SECONDS):
+                    matches = [self._match(line, finished) for line in lines[start : start + TOGETHER] if line]
+                found.extend(filter(None, matches))
         except _TooSlowError:
             self.too_slow = True
         return found
