@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-sys.path.append(str(Path(__file__).parent))  # for agent_life; last, so that it hides no module
+sys.path.append(str(Path(__file__).parent))  # for agents and agent_life; last, so that it hides no module
 
 from agent_life import Life
+from agents import plan_of
 
 from provision.cli import cli
 from provision.errors import UsageError
@@ -28,7 +29,9 @@ from provision.tasks import logs as task
 from provision.tasks.pattern import read_pattern
 from provision.tasks.runs import RunStatus
 from trainer.agent.contract.plan import Plan, from_json
+from trainer.agent.run_files import Events, NodePlan
 from trainer.agent.supervisor.numbers import Numbers
+from trainer.agent.supervisor.output import Output
 from trainer.reader import Pattern, PatternError, Reader, read, series
 
 CHINESE = r"训练步骤: (?P<step>\d+), 损失: (?P<loss>[\d.]+)"
@@ -196,6 +199,29 @@ def test_agent_reports_what_the_pattern_reads():
     assert seen == [(2, 10), (2, 20)]
     with pytest.raises(PatternError):
         Numbers(lambda *_: None, "(")
+
+
+def test_agent_reports_a_pattern_that_is_too_slow_once(tmp_path):
+    progress = []
+    fields = {"pattern": r".*.*.*.*.*(?P<step>x)", "progress": "trainer_log.jsonl"}
+    plan = NodePlan(plan_of(**fields), tmp_path, tmp_path / "plan-0.json")
+    (tmp_path / "trainer_log.jsonl").write_text("")
+    nothing = [lambda *_: None] * 2
+    output = Output(plan, Events(tmp_path), nothing[0], lambda *event: progress.append(event), *nothing)
+    (tmp_path / "trainer_log.jsonl").write_text('{"current_steps": 1, "loss": 2.5}\n')  # not of the pattern
+    theirs, ours = os.pipe()
+    os.write(ours, b"1" * 4000 + b"\n")
+    output.take(theirs)
+    output.report()
+    output.report(last=True)
+    output.close()
+    os.close(ours)
+    os.close(theirs)
+    events = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert [event["text"] for event in events if event["event"] == "notice"] == [
+        "the pattern takes too long, and no longer reads steps and losses"
+    ]
+    assert progress == []
 
 
 @pytest.mark.parametrize(("pattern", "phase"), [(Pattern(r"第(?P<step>\d+)步"), "training"), (None, "starting")])
