@@ -40,6 +40,7 @@ from provision.tasks.bundles import PackResult, bundle_of
 from provision.tasks.deploy import DeployOptions, DeployResult
 from provision.tasks.gate import GateOptions
 from provision.tasks.logs import Metrics
+from provision.tasks.pattern import read_pattern
 from provision.tasks.runs import Runs
 from provision.tasks.start import Following
 
@@ -156,6 +157,7 @@ def train(
     output: str | None = None,
     resume_arg: str | None = None,
     zero: str | None = None,
+    pattern: str | None = None,
     env: Mapping[str, str] | None = None,
     name: str | None = None,
     restarts: int = 0,
@@ -182,6 +184,7 @@ def train(
         output: the folder of the script's checkpoints, as the script names it.
         resume_arg: the script's option to resume, with ``{checkpoint}``.
         zero: the DeepSpeed configuration to make, such as ``2`` or ``3-offload``.
+        pattern: a regular expression that reads the lines of the training, see docs/metrics.md.
         env: variables of every process, in addition to the inventory's.
         name: part of the run's id.
         restarts: how often a failed run is restarted from its newest checkpoint.
@@ -219,6 +222,7 @@ def train(
         words=(*(("-m", module) if module else ()), *words),
         name=name,
         zero=zero,
+        pattern=pattern,
         policy=training.Policy(restarts=restarts),
         gate=GateOptions(exclude_bad=exclude_bad, force=force, asked=wanted),
         following=Following(detach),
@@ -257,6 +261,7 @@ def metrics(
     *,
     rank: int | None = None,
     logging_steps: int | None = None,
+    pattern: str | None = None,
     inventory: AnyPath | None = None,
     on_event: Emit = ignore,
 ) -> Metrics:
@@ -266,6 +271,7 @@ def metrics(
         run: its id or a part of it; None: the newest.
         rank: the rank whose numbers are returned; None: the lowest rank that prints a loss.
         logging_steps: the Trainer's, where its lines name no steps.
+        pattern: a regular expression that reads the lines, see docs/metrics.md; None: the run's own, if it has one.
         inventory: the inventory's file; None: inventory.yaml in this folder, or this machine alone if there is none.
         on_event: receives the progress.
 
@@ -275,12 +281,17 @@ def metrics(
     """
     cluster = _load_or_here(inventory)
     words = () if run is None else (run,)
+    how = reading.How(rank, logging_steps, read_pattern(pattern))
     with _session(cluster, _typed("metrics", cluster, words), on_event=on_event) as session:
-        return reading.read_run(session, run, rank=rank, every=logging_steps)
+        return reading.read_run(session, run, how)
 
 
 def read_logs(
-    *logs: AnyPath, rank: int | None = None, logging_steps: int | None = None, on_event: Emit = ignore
+    *logs: AnyPath,
+    rank: int | None = None,
+    logging_steps: int | None = None,
+    pattern: str | None = None,
+    on_event: Emit = ignore,
 ) -> Metrics:
     """The numbers in logs of any trainer: files or folders, parts of one training, the oldest first.
 
@@ -288,13 +299,14 @@ def read_logs(
         logs: the files.
         rank: see ``metrics``.
         logging_steps: see ``metrics``.
+        pattern: see ``metrics``.
         on_event: receives the progress.
 
     Raises:
         UsageError: a log does not exist, cannot be read, or has no numbers.
     """
     opened = [reading.open_log(Path(each)) for each in logs]
-    return reading.read_logs(opened, rank=rank, every=logging_steps, emit=on_event)
+    return reading.read_logs(opened, reading.How(rank, logging_steps, read_pattern(pattern)), emit=on_event)
 
 
 def _load_or_here(path: AnyPath | None, *, starts: bool = False) -> Inventory:

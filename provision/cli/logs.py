@@ -23,7 +23,8 @@ from provision.output_text import Line, clean, fold_equal
 from provision.run.follow import Entry
 from provision.summaries.metrics import loss_curve, metrics_lines, metrics_output
 from provision.summaries.runs import collect_output, logs_data, sync_command, wandb_output
-from provision.tasks.logs import Log, Logs, Metrics, Wanted, logs, open_log, read_logs, read_run
+from provision.tasks.logs import How, Log, Logs, Metrics, Wanted, logs, open_log, read_logs, read_run
+from provision.tasks.pattern import read_pattern
 from trainer.bounds import Bound
 from trainer.reader import as_csv
 
@@ -119,6 +120,7 @@ def logs_command(
 @click.option("--csv", "as_csv_too", is_flag=True, help="Print CSV, by default with all steps.")
 @number("--rank", type=INDEX, help="Numbers of this rank.  [default: the lowest with a loss]")
 @number("--logging-steps", type=COUNT, metavar="N", help="Steps between the Trainer's lines, if they name no step.")
+@click.option("--pattern", metavar="REGEX", help="Read only lines that match, with groups such as (?P<loss>[\\d.]+).")
 @click.argument("logs", nargs=-1, metavar="[RUN|FILE...]")
 @reporting
 def metrics_command(
@@ -127,6 +129,7 @@ def metrics_command(
     last: int | None,
     rank: int | None,
     logging_steps: int | None,
+    pattern: str | None,
     logs: tuple[str, ...],
     *,
     as_csv_too: bool,
@@ -134,18 +137,20 @@ def metrics_command(
     """Show a run's loss, learning rate, speed and evaluations.
 
     RUN is a run's id or part of it. The default is the newest run. FILE is a log of LLaMA-Factory, the transformers
-    Trainer, DeepSpeed, nanoGPT, Megatron-LM or clusterctl's trainer, or a directory with such a log. Several files are
-    parts of one run, oldest first. - reads stdin.
+    Trainer, DeepSpeed, nanoGPT, Megatron-LM, clusterctl's trainer or another program, or a directory with such a log.
+    Several files are parts of one run, oldest first. - reads stdin. --pattern reads the lines of programs that
+    clusterctl does not understand.
     """
     as_json = bool(click.get_current_context().params.get("as_json"))
     if as_csv_too and as_json:
         raise UsageError("--csv and --json cannot be used together")
+    how = How(rank, logging_steps, read_pattern(pattern))
     if logs and (len(logs) > 1 or _is_file(logs[0])):
         opened = [Log("stdin", sys.stdin.buffer, None) if name == "-" else open_log(Path(name)) for name in logs]
-        found = read_logs(opened, rank=rank, every=logging_steps, emit=reporter)
+        found = read_logs(opened, how, emit=reporter)
     else:
         with selection.session_or_here(reporter) as session:
-            found = read_run(session, logs[0] if logs else None, rank=rank, every=logging_steps)
+            found = read_run(session, logs[0] if logs else None, how)
     _show_metrics(reporter, found, last, as_csv_too=as_csv_too, as_json=as_json)
 
 

@@ -82,6 +82,11 @@ _WHAT: _Options = (
         multiple=True,
         help="Set a variable; without VALUE, copy it from here.",
     ),
+    click.option(
+        "--pattern",
+        metavar="REGEX",
+        help=r"Read the log's lines with this, e.g. 'step (?P<step>\d+).*loss (?P<loss>[\d.]+)'.",
+    ),
     click.option("--name", metavar="NAME", help="Name in the run's id."),
 )
 _HOW: _Options = (
@@ -142,6 +147,7 @@ def train_command(
     variables: tuple[str, ...],
     name: str | None,
     zero: str | None,
+    pattern: str | None,
     restarts: int,
     lost_after: float,
     hang_after: float | None,
@@ -179,6 +185,7 @@ def train_command(
         words=(*(("-m", module) if module else ()), *words),
         name=name,
         zero=zero,
+        pattern=pattern,
         policy=Policy(restarts, lost_after, hang_after, on_hang),
         gate=GateOptions(exclude_bad=exclude_bad, force=force, asked=wanted),
         following=Following(detach, None if detach else ask_detach_or_stop(reporter)),
@@ -200,8 +207,11 @@ def _show(reporter: Reporter, session: Session, asked: Training, shell: str) -> 
         reporter(Notice(text))
     for notice in launched.notices:
         reporter(notice)
+    if asked.pattern is not None:
+        reporter(Notice(f"only this pattern reads steps and losses: {asked.pattern}"))
     scripts = {plan.node: _SHELLS[shell](plan) for plan in launched.plans}
-    data = {"run": None, "nodes": list(scripts), "world_size": sum(each.processes for each in spec.workers)}
+    about = {"world_size": sum(each.processes for each in spec.workers), "pattern": asked.pattern}
+    data = {"run": None, "nodes": list(scripts), **about}
     plans = {plan.node: {"argv": mask_words(plan.argv), "cwd": plan.cwd, "port": plan.port} for plan in launched.plans}
     unsent = [{"path": each.path, "bytes": each.size} for each in files.unsent]
     reporter.result(

@@ -137,6 +137,16 @@ class Run:
         return self.head.fields.get("resumable") is not False
 
     @property
+    def unmatched(self) -> str | None:
+        """The user's pattern, if the run is over and no line of its log had the step or the loss of the pattern."""
+        pattern = self.head.fields.get("pattern")
+        if not isinstance(pattern, str) or not self.ended:
+            return None
+        names = [name for name in ("step", "loss") if f"(?P<{name}>" in pattern]
+        found = any(part.number(name) is not None for part in self.parts for name in names)
+        return pattern if names and not found else None
+
+    @property
     def networks(self) -> tuple[str, ...]:
         """The networks that NCCL used on the nodes, where its log names them."""
         return tuple(dict.fromkeys(part.network for part in self.parts if part.network))

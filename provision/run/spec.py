@@ -120,6 +120,7 @@ class RunSpec:
         master: the address of rank 0.
         port: the port of the first attempt.
         progress: the trainer's log, relative to the run's folder unless absolute.
+        pattern: the user's regular expression for the lines of the training; None: the known formats.
         env: the inventory's variables; the job's have precedence.
         grace: seconds between SIGTERM and SIGKILL.
         launcher: its name, or ``auto``.
@@ -142,6 +143,7 @@ class RunSpec:
     master: str
     port: int
     progress: str | None = None
+    pattern: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     grace: float = 10.0
     launcher: str = "auto"

@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from provision.inventory import fold
+from provision.inventory.document import printable
 from provision.output_text import Summary, duration, fold_equal, size, span
 from provision.render import words
 
@@ -41,7 +42,7 @@ def run_data(run: Run, now: float) -> dict[str, Any]:
         "owner": run.owner,
         **{key: run.reporter.fields.get(key) for key in ("step", "total", "loss")},
         **{key: head.fields.get(key) for key in ("phase", "attempt", "attempts")},
-        **{key: head.fields.get(key) for key in ("checkpoint", "port", "world_size", "why", "began")},
+        **{key: head.fields.get(key) for key in ("checkpoint", "port", "world_size", "why", "began", "pattern")},
         "networks": list(run.networks),
         "left": None if left is None else round(left, 1),
         "age": _age(run, now),
@@ -93,6 +94,8 @@ def run_output(result: RunStatus, now: float) -> Summary:
         about.append(f"  network that NCCL uses: {'; '.join(run.networks)}")
     kept = {str(part.fields["kept"]): part.node for part in reversed(run.parts) if part.fields.get("kept")}
     about += [f"  moved aside, because it could not be used: {node}:{path}" for path, node in kept.items()]
+    if run.unmatched is not None:
+        about.append(f"  no line of the log matched its pattern: {printable(run.unmatched)}")
     if why := _why(run):
         about.append(f"  {why}")
     rows = [["NODE", "RANK", "STATE", "PHASE", "STEP", "GPUS", "BUSY", "GPU MEMORY", "MEMORY", "TRAFFIC"]]

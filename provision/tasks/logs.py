@@ -19,12 +19,14 @@ from provision.inventory import fold
 from provision.model import Emit, Node
 from provision.render import quote, render
 from provision.run import record as records
-from provision.run.follow import Entry, entry, merged, pattern
+from provision.run.follow import Entry, entry, merged
+from provision.run.follow import pattern as rank_pattern
 from provision.session.streams import Stream, Streams
 from provision.ssh.remote import reading, sent_length
 from provision.stages import Stage
+from provision.tasks.pattern import read_pattern
 from provision.tasks.runs import Runs, by_name, find, logs_folder, reader_of
-from trainer.reader import MARKS, Reader, Reading, Series
+from trainer.reader import MARKS, Pattern, Reader, Reading, Series
 
 if TYPE_CHECKING:
     from provision.run.found import Part, Run
@@ -127,7 +129,7 @@ def _past(session: Session, run: Run, parts: Sequence[Part], wanted: Wanted) -> 
         part.node: render(
             "run/logs.sh.j2",
             logs=logs_folder(session.inventory, part),
-            pattern=pattern(wanted.rank),
+            pattern=rank_pattern(wanted.rank),
             lines=limit,
         )
         for part in parts
@@ -238,40 +240,53 @@ def open_log(path: Path) -> Log:
     return Log(str(file), opened, about.st_size if stat.S_ISREG(about.st_mode) else None)
 
 
-def read_logs(logs: Sequence[Log], *, rank: int | None = None, every: int | None = None, emit: Emit) -> Metrics:
+@dataclass(frozen=True)
+class How:
+    """How logs are read.
+
+    Attributes:
+        rank: the rank to read; None: the lowest rank that prints a loss.
+        every: the Trainer's ``logging_steps``, for lines without a step.
+        pattern: the user's pattern, which alone reads lines then; None: the run's own, or the known formats.
+    """
+
+    rank: int | None = None
+    every: int | None = None
+    pattern: Pattern | None = None
+
+
+def read_logs(logs: Sequence[Log], how: How = How(), *, emit: Emit) -> Metrics:
     """Read logs, parts of one run in the order in which they were written, in constant memory but for the steps.
 
     Args:
         logs: closed when they are read.
-        rank: the rank to read; None: the lowest rank that prints a loss.
-        every: the Trainer's ``logging_steps``, for lines without a step.
+        how: how they are read.
         emit: receives the progress if reading takes longer than two seconds.
 
     Raises:
         UsageError: a log cannot be read to its end, or has no numbers.
     """
-    series = Series(rank)
+    series = Series(how.rank)
     sizes = [log.size for log in logs]
     meter = _Meter(sum(size or 0 for size in sizes) if None not in sizes else None, emit)
     for log in logs:
-        reader = Reader(every)
+        reader = Reader(how.every, pattern=how.pattern)
         with log.file as file:
             for block in _blocks(log.name, file):
                 _add(series, reader.feed(block))
                 meter.more(len(block))
         _add(series, reader.close())
     meter.end()
-    return _checked(Metrics(series, tuple(log.name for log in logs), meter.done))
+    return _checked(Metrics(series, tuple(log.name for log in logs), meter.done), how.pattern)
 
 
-def read_run(session: Session, word: str | None, *, rank: int | None = None, every: int | None = None) -> Metrics:
+def read_run(session: Session, word: str | None, how: How = How()) -> Metrics:
     """Read the numbers of a run from rank 0's node, or from this machine if no node answers.
 
     Args:
         session: the command's session.
         word: the run's id or a part of it; None: the newest.
-        rank: see ``read_logs``.
-        every: see ``read_logs``.
+        how: how its log is read.
 
     Raises:
         UsageError: no run matches, several do, or it has printed nothing yet.
@@ -283,29 +298,47 @@ def read_run(session: Session, word: str | None, *, rank: int | None = None, eve
         except NodesFailedError as error:
             shown.states, shown.failed = error.reasons, len(error.reasons)
             shown.finish()
-            return _local(session, word, error, rank=rank, every=every)
+            return _local(session, word, error, how)
         head = run.head
         node = by_name(session.inventory)[reader_of(head)]
-        script = render("run/metrics.sh.j2", logs=logs_folder(session.inventory, head), marks=MARKS, limit=_MOST)
+        pattern = how.pattern or _own(head.fields.get("pattern"), run.id)
+        script = render(
+            "run/metrics.sh.j2",
+            logs=logs_folder(session.inventory, head),
+            events=how.pattern is None,
+            marks=MARKS if pattern is None else [pattern.mark],
+            limit=_MOST,
+        )
         outcome = session.each(lambda node: session.run(node, script, deadline=_DEADLINE).out, on=[node])
         shown.states = outcome.reasons
     if outcome.failed:
         text = f"no numbers from {node.name}, which has them"
         failed = NodesFailedError(text, reasons=outcome.reasons, hint=f"clusterctl status {run.id}")
-        return _local(session, run.id, failed, rank=rank, every=every)
+        return _local(session, run.id, failed, how)
     if found.unreachable and head.rank and run.missing:
         text = f"rank 0's node did not answer: these are the numbers of {head.node}"
         session.warn(f"{text}; no answer from {fold(found.unreachable)}")
-    series, reader = Series(rank), Reader(every)
-    out = outcome.ok[node.name]
-    _add(series, reader.feed(out))
-    _add(series, reader.close())
-    return _checked(Metrics(series, (run.id,), len(out)), f"clusterctl logs {run.id}")
+    series, out = Series(how.rank), outcome.ok[node.name]
+    events, printed = _divided(out) if pattern else ("", out)
+    for text, reader in ((events, Reader()), (printed, Reader(how.every, pattern=pattern))):
+        _add(series, reader.feed(text))
+        _add(series, reader.close())
+    return _checked(Metrics(series, (run.id,), len(out)), pattern, f"clusterctl logs {run.id}")
 
 
-def _local(
-    session: Session, word: str | None, error: NodesFailedError, *, rank: int | None, every: int | None
-) -> Metrics:
+def _own(text: object, run: str) -> Pattern | None:
+    """The run's own pattern, as its agent reports it."""
+    return read_pattern(text, f"the pattern of run {run}") if isinstance(text, str) else None
+
+
+def _divided(out: str) -> tuple[str, str]:
+    """The agent's events, which are JSON objects, and the printed lines, which begin with their time."""
+    events = re.match(r"(?:\{.*\n)*", out)
+    at = events.end() if events else 0
+    return out[:at], out[at:]
+
+
+def _local(session: Session, word: str | None, error: NodesFailedError, how: How) -> Metrics:
     """Read what an attached ``train`` wrote here of a run's first node; raises ``error`` if there is nothing."""
     known = records.kept(session.inventory.path)
     if not known:
@@ -317,20 +350,34 @@ def _local(
     path = next((folder / name for name in KEPT if (folder / name).is_file()), None)
     if path is None:
         raise error
-    return read_logs([open_log(path)], rank=rank, every=every, emit=session.emit)
+    plans = known[run].get("plans")
+    plan = plans.get(folder.name) if isinstance(plans, dict) else None
+    own = _own(plan.get("pattern"), run) if isinstance(plan, dict) else None
+    return read_logs([open_log(path)], replace(how, pattern=how.pattern or own), emit=session.emit)
 
 
-def _checked(found: Metrics, hint: str = "") -> Metrics:
+def _checked(found: Metrics, pattern: Pattern | None, hint: str = "") -> Metrics:
+    names = ", ".join(found.names)
+    if pattern is not None and pattern.too_slow:
+        raise UsageError(
+            f"{names}: the pattern takes too long: {pattern.text}",
+            hint="write [^,]* or ' +' instead of .* between the values, so that a part of a line has one way to match",
+        )
     if not len(found.series):
         ranks = found.series.ranks
         if ranks:
             listed = ", ".join(map(str, ranks))
             raise UsageError(
-                f"rank {found.series.rank} reports nothing in {', '.join(found.names)}",
+                f"rank {found.series.rank} reports nothing in {names}",
                 hint=f"ranks with numbers: {listed}",
             )
+        if pattern is not None:
+            raise UsageError(
+                f"{names}: no line matches the pattern {pattern.text}",
+                hint=hint or "compare it with a line of the training; docs/metrics.md explains patterns",
+            )
         raise UsageError(
-            f"{', '.join(found.names)}: no line has a step, a loss or a time",
+            f"{names}: no line has a step, a loss or a time",
             hint=hint or "docs/metrics.md lists the supported trainers",
         )
     return found

@@ -127,6 +127,9 @@ class Start:
             record.write(folder, {**described, **figures, "state": state, "attached": False, "why": why})
             shown.finish()
         if outcome == "ended":
+            pattern = self.plans[0].pattern or ""
+            if "(?P<step>" in pattern and follower.steps is None:
+                self.session.warn(f"no line of the log matched the pattern {pattern}")
             self._verdict(follower)
         elif following.detach and follower.unheard:
             raise NodesFailedError(

@@ -33,6 +33,7 @@ from provision.run.record import TrainResult
 from provision.run.spec import VISIBLE, choose_nodes, workers
 from provision.tasks import ds_files
 from provision.tasks.gate import GateOptions, GateResult, gate
+from provision.tasks.pattern import read_pattern
 from provision.tasks.resume_arg import AskResume, choose_resume_arg, with_resume_arg
 from provision.tasks.runs import by_name, find, refuse_others, run_folder
 from provision.tasks.start import Following, Start
@@ -80,6 +81,7 @@ class Training:
         policy: how failures are handled.
         gate: how strict the gate is.
         zero: the DeepSpeed configuration to make: a stage, or a stage with ``-offload``; None: none.
+        pattern: a regular expression that reads the lines of the training; None: the known formats.
         following: how the run is followed.
         ask_resume: asks for the arguments by which a script resumes; None: there is no terminal.
     """
@@ -90,6 +92,7 @@ class Training:
     policy: Policy = Policy()
     gate: GateOptions = field(default_factory=GateOptions)
     zero: str | None = None
+    pattern: str | None = None
     following: Following = field(default_factory=Following)
     ask_resume: AskResume | None = None
 
@@ -254,6 +257,7 @@ def linked(launched: Launch, spec: RunSpec, port: int | None, token: str, lost_a
 
 def _pack(session: Session, asked: Training) -> tuple[str, RunFiles, tuple[Node, ...]]:
     """The run's id, the files to send, and the nodes that the job chooses."""
+    read_pattern(asked.pattern)
     nodes = choose_nodes(asked.job, session.nodes)
     try:
         files = pack_files(asked.job, asked.zero, any_key=takes_any_key(session.inventory, asked))
@@ -352,6 +356,7 @@ def _spec(session: Session, passed: GateResult, run: str, files: RunFiles, asked
         master=head.train_address,
         port=facts[head.name].port or 0,
         progress=files.progress,
+        pattern=asked.pattern,
         env=env,
         grace=GRACE,
         launcher=asked.job.launcher,

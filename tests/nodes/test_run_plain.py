@@ -1,5 +1,6 @@
 """``--launcher plain`` on two nodes without torch: real ranks that meet at MASTER_ADDR, and one that fails."""
 
+import json
 import re
 import subprocess
 
@@ -123,3 +124,69 @@ def test_ignored_data_is_sent_and_a_missing_ignored_file_is_explained(nodes):
     assert "--include big/val.bin" in " ".join(explained.stdout.split())
     words[1:1] = ["--include", "big/val.bin"]
     assert command.run(*words, cwd=folder, timeout=120).returncode == 0
+
+
+# A program whose lines no reader knows. It fails after step 20, and continues from its checkpoint.
+ODD = """\
+import pathlib, sys, time, zipfile
+first = 0
+if len(sys.argv) > 1:
+    first = int(pathlib.Path(sys.argv[1]).stem.rpartition("_")[2])
+out = pathlib.Path("out")
+out.mkdir(exist_ok=True)
+for step in range(first + 10, 50, 10):
+    print(f"训练进度 | 第{step}步 | 误差→{3 - step / 100:.2f}", flush=True)
+    with zipfile.ZipFile(out / f"step_{step}.pt", "w") as file:
+        file.writestr("data.pkl", "x" * 1000)
+    if step == 20:
+        sys.exit("no more memory")
+"""
+PATTERN = r"第(?P<step>\d+)步 \| 误差→(?P<loss>[\d.]+)"
+
+
+def numbers(folder, inventory, *words):
+    """The state of the newest run as ``status`` has it, the rows of ``metrics``, and that command."""
+    run = max((folder / "runs").iterdir()).name
+    status = command.run("status", "--inventory", inventory, run, "--json", cwd=folder, timeout=60)
+    shown = command.run("metrics", "--inventory", inventory, run, *words, "--json", cwd=folder, timeout=60)
+    rows = [(row["step"], row["loss"]) for row in json.loads(shown.stdout)["rows"]] if not shown.returncode else []
+    return json.loads(status.stdout), rows, shown
+
+
+def test_a_pattern_reads_the_lines_of_an_unknown_program(nodes):
+    folder = nodes.directory / "odd"
+    (folder / "code").mkdir(parents=True)
+    (folder / "code/odd.py").write_text(ODD)
+    on = ["--inventory", nodes.inventory]
+    train = ["train", *on, "--launcher", "plain", "--nodes", "1", "--gpus-per-node", "1", "--output", "out"]
+    train += ["--resume-arg", "{checkpoint}", "code/odd.py"]
+    dry = command.run(*train[:-1], "--dry-run", "--pattern", PATTERN, train[-1], cwd=folder, timeout=120)
+    assert f"only this pattern reads steps and losses: {PATTERN}" in dry.stderr, dry.stderr
+    failed = command.run(*train[:-1], "--pattern", PATTERN, train[-1], cwd=folder, timeout=120)
+    assert failed.returncode == 6, failed.stderr + failed.stdout
+    state, rows, _ = numbers(nodes.directory, nodes.inventory)
+    assert (state["step"], state["loss"], state["pattern"]) == (20, 2.8, PATTERN)
+    assert rows == [(10, 2.9), (20, 2.8)]
+    resumed = command.run("resume", *on, state["run"], cwd=folder, timeout=120)
+    assert resumed.returncode == 0, resumed.stderr + resumed.stdout
+    state, rows, _ = numbers(nodes.directory, nodes.inventory)
+    assert (state["state"], state["step"], state["loss"]) == ("finished", 40, 2.6)
+    assert rows == [(10, 2.9), (20, 2.8), (30, 2.7), (40, 2.6)]
+    _, rows, _ = numbers(nodes.directory, nodes.inventory, "--pattern", r"误差→(?P<loss>2[\d.]+)")
+    assert rows == [(1, 2.9), (2, 2.8), (3, 2.7), (4, 2.6)]
+
+
+def test_a_pattern_that_matches_no_line_is_reported(nodes):
+    folder = nodes.directory / "none"
+    (folder / "code").mkdir(parents=True)
+    (folder / "code/none.py").write_text("print('step 3 loss 2.5', flush=True)\n")
+    words = ["--launcher", "plain", "--nodes", "1", "--gpus-per-node", "1", "--pattern", r"it (?P<step>\d+)"]
+    done = command.run("train", "--inventory", nodes.inventory, *words, "code/none.py", cwd=folder, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert r"no line of the log matched the pattern it (?P<step>\d+)" in " ".join(done.stderr.split())
+    state, _, shown = numbers(nodes.directory, nodes.inventory)
+    assert (state["step"], state["loss"]) == (None, None)
+    assert shown.returncode == 2
+    assert r"no line matches the pattern it (?P<step>\d+)" in " ".join(shown.stderr.split())
+    text = command.run("status", "--inventory", nodes.inventory, state["run"], cwd=folder, timeout=60).stdout
+    assert r"no line of the log matched its pattern: it (?P<step>\d+)" in " ".join(text.split())

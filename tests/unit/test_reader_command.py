@@ -179,8 +179,8 @@ def test_the_curve(values, signs):
 # --- a run ---------------------------------------------------------------------------------------
 
 
-def script(folder, limit=1 << 20):
-    return render("run/metrics.sh.j2", logs=str(folder), marks=MARKS, limit=limit)
+def script(folder, limit=1 << 20, *, events=True, marks=MARKS):
+    return render("run/metrics.sh.j2", logs=str(folder), events=events, marks=marks, limit=limit)
 
 
 def test_shellcheck(tmp_path):
@@ -200,6 +200,9 @@ def test_a_node_sends_the_lines_that_can_hold_a_number(tmp_path, shell):
     done = subprocess.run([*SHELLS[shell], "-c", script(logs)], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"{event}\n{ours}iter 3: loss 1.5, time 2.00ms\n"
     assert done.stderr == ""
+    text = script(logs, events=False, marks=["words"])
+    done = subprocess.run([*SHELLS[shell], "-c", text], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == f"{ours}words\n"
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -238,7 +241,7 @@ def test_a_runs_numbers_come_from_its_first_node(inventory, monkeypatch, tmp_pat
     logs = tmp_path / "runs/r/logs/node0"
     logs.mkdir(parents=True)
     (logs / "run.log").write_bytes(data("nanogpt.log"))
-    head = types.SimpleNamespace(node="node02", seen_on=seen_on, logs="r/logs/node0")
+    head = types.SimpleNamespace(node="node02", seen_on=seen_on, logs="r/logs/node0", fields={})
     nodes = Nodes()
     monkeypatch.setattr(
         task, "find", lambda *_: (types.SimpleNamespace(id="r", head=head), types.SimpleNamespace(unreachable={}))

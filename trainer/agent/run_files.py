@@ -8,10 +8,10 @@ and progress are dropped then, and counted. All other events are kept in memory 
 there is room again. Log lines that would fill the disk are dropped too; ``run.log`` has all of them.
 
 Other processes see and stop the run by ``state.json``, the lock and the stop request. ``state.json`` holds ``run node
-node_rank nnodes state phase step total loss attempt attempts checkpoint port why left saved resumable world_size uid
-began time`` and the agent's processes: ``pid`` and ``start`` (field 22 of /proc/PID/stat) of the supervisor, ``guard``
-and ``guard_start`` of its guard, and ``boot_id``. ``state`` is one of starting, meeting, running, ending, finished,
-failed, stopped; the last three are final.
+node_rank nnodes state phase step total loss attempt attempts checkpoint port why left saved resumable pattern
+world_size uid began time`` and the agent's processes: ``pid`` and ``start`` (field 22 of /proc/PID/stat) of the
+supervisor, ``guard`` and ``guard_start`` of its guard, and ``boot_id``. ``state`` is one of starting, meeting, running,
+ending, finished, failed, stopped; the last three are final.
 """
 
 from __future__ import annotations

@@ -175,6 +175,7 @@ def node_plan(spec: RunSpec, rank: int, launcher: str, command: Command, resumes
         logs=logs(spec, rank),
         rank_logs=ranks(spec, rank),
         progress=spec.progress,
+        pattern=spec.pattern,
         private=caches(spec, worker),
         grace=spec.grace,
         port=spec.port,

@@ -113,6 +113,8 @@ class Plan(NamedTuple):
         logs: the node's folder of the run, see ``trainer/agent/run_files.py``.
         rank_logs: the folder for the output of ranks; "": ``ranks`` in ``logs``.
         progress: LLaMA-Factory's ``trainer_log.jsonl``, which rank 0 writes.
+        pattern: the user's regular expression that reads the lines of the training, see ``reader/pattern.py``; None:
+            the known formats.
         private: folders to create for this user alone.
         grace: seconds between SIGTERM and SIGKILL. After a failure, or a stop that saves nothing, at most 2.
         port: ``MASTER_PORT`` of the first attempt.
@@ -142,6 +144,7 @@ class Plan(NamedTuple):
     logs: str = ""
     rank_logs: str = ""
     progress: Optional[str] = None
+    pattern: Optional[str] = None
     private: Tuple[str, ...] = ()
     grace: float = 10.0
     port: Optional[int] = None
@@ -294,7 +297,7 @@ _PLAN: Dict[str, Reader] = dict(
     hang=_part(Hang, {"after": _or_null(_seconds), "policy": _policy}),
     resume=_or_null(_part(Resume, {"output": _text, "argv": _texts, "env": _variables, "known": _flag})),
     **dict.fromkeys(("run", "node", "launcher", "prefix", "cwd", "logs", "rank_logs"), _text),
-    progress=_or_null(_text),
+    **dict.fromkeys(("progress", "pattern"), _or_null(_text)),
     **dict.fromkeys(("unset", "private"), _texts),
     **dict.fromkeys(("each_rank", "resuming", "none_ok"), _flag),
     **dict.fromkeys(("grace", "backoff", "save_patience"), _seconds),

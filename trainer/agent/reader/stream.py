@@ -34,6 +34,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 
 from . import general, tables
 from .formats import MARKS, LogLine, parse_all, plain
+from .pattern import Pattern, place
 
 LIMIT = 64 << 10  # bytes of a line that are kept: no trainer writes longer lines
 PACE = 20  # seconds
@@ -69,23 +70,34 @@ class Reading(NamedTuple):
 FIELDS = ("loss", "lr", "grad_norm", "ms", "tokens_per_second", "eval_loss")
 
 
-def read(parts: Iterable[Union[bytes, str]], logging_steps: Optional[int] = None) -> Iterator[Reading]:
+def read(
+    parts: Iterable[Union[bytes, str]], logging_steps: Optional[int] = None, pattern: Optional[str] = None
+) -> Iterator[Reading]:
     """Read a log.
 
     Args:
         parts: the log, in pieces of any size: an open file (binary, or text), blocks, lines with their newlines.
         logging_steps: the Trainer's argument of that name, for lines whose step is not known otherwise.
+        pattern: a regular expression that reads the lines of the training, see ``pattern``; None: the known formats.
+
+    Raises:
+        PatternError: the pattern cannot be used.
     """
-    reader = Reader(logging_steps)
+    reader = Reader(logging_steps, pattern=None if pattern is None else Pattern(pattern))
     for part in parts:
         yield from reader.feed(part)
     yield from reader.close()
 
 
 class Reader:
-    """See the module. ``feed`` takes the log piece by piece. ``rank``: whose log it is, for lines without a rank."""
+    """See the module. ``feed`` takes the log piece by piece.
 
-    def __init__(self, logging_steps: Optional[int] = None, rank: Optional[int] = None) -> None:
+    ``rank``: whose log it is, for lines without a rank. ``pattern``: the user's; only it reads lines then.
+    """
+
+    def __init__(
+        self, logging_steps: Optional[int] = None, rank: Optional[int] = None, pattern: Optional[Pattern] = None
+    ) -> None:
         self._rest = b""
         self._rank = rank
         self._skips = False  # until the next line starts
@@ -94,6 +106,8 @@ class Reader:
         self._places = general.Places()
         self._tables = tables.Tables()
         self._document = tables.Document()
+        self._pattern = pattern
+        self._document.open = pattern is None
         self._batch = self._tokens = 0  # examples (DeepSpeed) and tokens (nanoGPT) per step
         self._paced: Optional[Tuple[int, int]] = None  # step and seconds from which the next step time is measured
 
@@ -130,7 +144,9 @@ class Reader:
             found.extend(self.feed(rest))
         states, _, last = self._rest.rpartition(b"\r")
         self._take(states, found)
-        if plain(last.decode("utf-8", "replace")).rstrip().endswith("}"):
+        if self._pattern is not None:
+            found.extend(self._matched(self._pattern, last, finished=False))
+        elif plain(last.decode("utf-8", "replace")).rstrip().endswith("}"):
             self._take(last, found)
         self._rest = b""
         found.extend(self._trainer.close())
@@ -138,6 +154,9 @@ class Reader:
 
     def _take(self, data: bytes, found: List[Reading]) -> None:
         data = data.replace(b"\r", b"\n")
+        if self._pattern is not None:
+            found.extend(self._matched(self._pattern, data))
+            return
         at = 0
         for start, end in _lines(data, _MARKS, 0, len(data)):
             self._bars(data, at, start, found)
@@ -154,6 +173,12 @@ class Reader:
             at = end
         self._bars(data, at, len(data), found)
         self._rows(data, at, len(data), found)
+
+    def _matched(self, pattern: Pattern, data: bytes, *, finished: bool = True) -> Iterator[Reading]:
+        """The readings of the lines that the user's pattern matches."""
+        for values, text, at in pattern.read(data, finished=finished):
+            rank = self._whose(text, at)
+            yield _reading(place(self._places, values, rank), rank, "pattern")
 
     def _rows(self, data: bytes, start: int, end: int, found: List[Reading]) -> None:
         """Read the rows of an open table."""
@@ -341,6 +366,9 @@ class Row(NamedTuple):
     eval_loss: Optional[float] = None
 
 
+_EVALUATED = 1 << FIELDS.index("eval_loss")  # in ``_Table.known``
+
+
 class _Table:
     """The rows of one source and one rank, by columns."""
 
@@ -408,7 +436,9 @@ class Series:
             self._placed.setdefault((rank, reading.source), _Table()).put(reading.step, reading)
         elif reading.loss is not None or reading.eval_loss is not None:
             table = self._counted.setdefault((rank, reading.source), _Table())
-            table.put((table.last or 0) + (reading.loss is not None), reading)
+            # A pattern may read evaluations only.
+            alone = reading.source == "pattern" and (not table.known or table.known[-1] & _EVALUATED)
+            table.put((table.last or 0) + bool(reading.loss is not None or alone), reading)
 
     @property
     def counted(self) -> bool:

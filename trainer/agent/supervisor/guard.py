@@ -85,6 +85,7 @@ def _supervise(
             why=None,
             left=[],
             resumable=plan.output is not None,
+            pattern=plan.data.pattern,
             world_size=None,
             **_who(os.getpid(), guard),
         )

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Hashable, List, Optional, Tuple
 
 if TYPE_CHECKING:
-    from ..reader import Reader, Reading
+    from ..reader import Pattern, Reader, Reading
 
 FIELDS = ("step", "total", "loss", "lr", "eval_loss", "grad_norm", "ms", "tokens_per_second")
 BURST = 20  # readings that are reported at once
@@ -25,10 +25,22 @@ class Numbers:
     Every reading goes to ``on_reading(rank, reading)``. Those of the lowest rank with a loss become the fields of
     progress events (``take``), at a bounded rate: of many readings the first ones and the last one remain. The lowest
     rank has the loss that all frameworks print; the output of the launcher counts as rank 0.
+
+    Args:
+        on_reading: see above.
+        pattern: the user's pattern for the lines of the training; None: the known formats.
+
+    Raises:
+        PatternError: the pattern cannot be used.
     """
 
-    def __init__(self, on_reading: Callable[[Optional[int], "Reading"], None]) -> None:
+    def __init__(self, on_reading: Callable[[Optional[int], "Reading"], None], pattern: Optional[str] = None) -> None:
         self._on_reading = on_reading
+        self._pattern: Optional[Pattern] = None
+        if pattern is not None:
+            from ..reader import Pattern  # noqa: PLC0415 - as below
+
+            self._pattern = Pattern(pattern)
         self._readers: Dict[Hashable, Reader] = {}
         self._best: Optional[Tuple[bool, int]] = None  # whether the reported rank has no loss, and the rank
         self._waiting: List[Dict[str, Any]] = []
@@ -43,7 +55,7 @@ class Numbers:
                 return
             from ..reader import Reader  # noqa: PLC0415 - its patterns are a tenth of an agent's start
 
-            reader = self._readers[stream] = Reader(rank=rank)
+            reader = self._readers[stream] = Reader(rank=rank, pattern=self._pattern)
         if skipped:
             reader.skip()
         self._add(rank, reader.feed(data))
@@ -65,6 +77,11 @@ class Numbers:
         self._waiting = []
         self._room -= len(found)
         return found
+
+    @property
+    def too_slow(self) -> bool:
+        """Whether the pattern took too long, and is no longer used."""
+        return self._pattern is not None and self._pattern.too_slow
 
     def _add(self, rank: Optional[int], readings: "List[Reading]") -> None:
         for reading in readings:

@@ -188,8 +188,8 @@ class Output:
 
     ``on_line(rank, text)`` is called for every line, ``on_reading(rank, reading)`` for every place with numbers.
     ``on_progress(fields, logged)`` is called for every progress event: ``logged`` ones are from ``trainer_log.jsonl``,
-    the others from the output of a run without that file. ``on_bytes(rank, count)`` is called with the number of new
-    bytes, because a progress bar is not a line until it ends.
+    the others from the output of a run without that file, or with the user's own pattern. ``on_bytes(rank, count)`` is
+    called with the number of new bytes, because a progress bar is not a line until it ends.
 
     It is created before the command starts: existing files are an earlier attempt's, and are skipped.
     """
@@ -211,8 +211,10 @@ class Output:
         self._launcher_lines = Lines()
         self._on_bytes = on_bytes
         self._ranks = RankLogs(plan.rank_logs, plan.data.first_rank, self._data)
-        self._numbers = Numbers(on_reading)
-        self._progress = Progress(plan.progress)
+        pattern = plan.data.pattern
+        self._numbers = Numbers(on_reading, pattern)
+        self._reported = False  # that the pattern is too slow
+        self._progress = Progress(plan.progress if pattern is None else None)
 
     def take(self, fd: int) -> Optional[bytes]:
         """Read some of the command's output: None when there is nothing now, empty at its end."""
@@ -247,6 +249,9 @@ class Output:
         if found and not self._progress.exists():
             for progress in found:
                 self._report(progress, logged=False)
+        if self._numbers.too_slow and not self._reported:
+            self._reported = True
+            self._events.emit("notice", text="the pattern takes too long, and no longer reads steps and losses")
 
     def close(self) -> None:
         """Close the logs."""
