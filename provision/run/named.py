@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from provision.errors import UsageError
 from provision.run.config_text import load_either
 from provision.run.job import Job
+from trainer.words import Option
 
 _CONFIGURATIONS = (".yaml", ".yml", ".json")
 _SOURCE = 1 << 20  # bytes of a Python file that is read
@@ -64,7 +65,7 @@ def named_paths(job: Job, folder: Path, script: str | None) -> tuple[Named, ...]
         folder: the code folder.
         script: the script's path in it; None for a module outside.
     """
-    typed = list(_of_words((*job.launcher_args, *job.args)))
+    typed = list(_of_options(job.options))
     groups = [("the command line", False, typed)]
     for _, value, _ in typed:
         path = _plain(value)
@@ -99,25 +100,12 @@ def _plain(value: str) -> str | None:
     return None if path in (".", "..") or path.startswith("../") else path
 
 
-def _of_words(words: Sequence[str]) -> Iterator[_Value]:
-    """The values of ``--key value …``, ``--key=value``, ``key=value`` and of plain words."""
-    key = ""
-    for word in words:
-        if word.startswith("-"):
-            key, has, value = word.lstrip("-").partition("=")
-            if has:
-                yield from (_Value(key, each) for each in _split(value))
-                key = ""
-        elif re.match(r"[A-Za-z_][\w.]*=", word):
-            name, _, value = word.partition("=")
-            yield from (_Value(name, each) for each in _split(value))
-        else:
-            yield from (_Value(key, each) for each in _split(word))
-
-
-def _split(value: str) -> tuple[str, ...]:
-    """A value, and its parts if it is a list with commas."""
-    return (value, *value.split(",")) if "," in value else (value,)
+def _of_options(options: Iterable[Option]) -> Iterator[_Value]:
+    """The values of options and plain words, and the parts of a value that is a list with commas."""
+    for option in options:
+        for value in option.values:
+            parts = value.split(",") if "," in value else ()
+            yield from (_Value(option.name, each) for each in (value, *parts))
 
 
 def _of_file(path: Path) -> list[_Value]:
