@@ -74,6 +74,7 @@ def _code(job: Job, limit: int) -> RunFiles:
     if is_own_trainer(job):
         return _own_trainer(job, limit)
     folder, name, notices = _script(job) if job.kind == "script" else _module(job)
+    source = Source.read(script_files(job.kind, job.target, folder), folder)
     texts: dict[str, bytes] = {}
     entries: tuple[Entry, ...] = ()
     unsent: tuple[Unsent, ...] = ()
@@ -87,12 +88,11 @@ def _code(job: Job, limit: int) -> RunFiles:
     else:
         _refuse_misplaced(job, folder)
         collector, skipped = _folder_files(folder)
-        more, unsent = _ignored_files(job, folder, name, collector, limit)
+        more, unsent = _ignored_files(job, folder, name, source, collector, limit)
         notices += [*skipped, *more]
         entries = collector.pack(limit)
     there, unclear = files_named(job, folder)
     notices += unclear
-    source = Source.read(script_files(job.kind, job.target, folder), folder)
     output = output_of(job, folder, source)
     if output:
         output = posixpath.normpath(posixpath.join(WORK, output))
@@ -105,6 +105,7 @@ def _code(job: Job, limit: int) -> RunFiles:
         progress=posixpath.join(output, TRAINER_LOG) if output else None,  # a script may write one too
         output=output,
         there=there,
+        source=source,
         resuming=derive(source),
         unsent=unsent,
     )
@@ -165,7 +166,7 @@ def _folder_files(folder: Path) -> tuple[FileCollector, list[str]]:
 
 
 def _ignored_files(
-    job: Job, folder: Path, name: str, collector: FileCollector, limit: int
+    job: Job, folder: Path, name: str, source: Source, collector: FileCollector, limit: int
 ) -> tuple[list[str], tuple[Unsent, ...]]:
     """Add the git-ignored files that the job needs, or that ``--include`` names.
 
@@ -176,13 +177,13 @@ def _ignored_files(
     before = {arcname.removeprefix(f"{WORK}/") for arcname in collector.names}
     chosen = include_files(ignored, job.send, before)
     script = name if job.kind == "script" else _module_file(folder, name)
-    found = choose_files(ignored, named_paths(job, folder, script), limit)
+    found = choose_files(ignored, named_paths(job, folder, script, source), limit)
     notices = list(found.notices)
-    for path, source in {**dict.fromkeys(chosen, "--include"), **found.files}.items():
+    for path, why in {**dict.fromkeys(chosen, "--include"), **found.files}.items():
         if _is_private_key(folder / path):
             notices.append(f"{path}: a private key is not sent")
         elif not _is_output(folder / path):
-            collector.add(folder / path, f"{source}: {path.partition('/')[0]}")
+            collector.add(folder / path, f"{why}: {path.partition('/')[0]}")
     unsent = list_unsent(ignored, (arcname.removeprefix(f"{WORK}/") for arcname in collector.names))
     if ignored.cut:
         notices.append(f"{folder}: git ignores too many files to look at all of them; --include PATTERN may miss some")

@@ -12,16 +12,17 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from provision.errors import UsageError
 from provision.run.config_text import load_either
 from provision.run.job import Job
+from provision.run.script_source import Source
 from trainer.words import Option
 
 _CONFIGURATIONS = (".yaml", ".yml", ".json")
-_SOURCE = 1 << 20  # bytes of a Python file that is read
 _VALUES = 2000  # values of one file
 LONGEST = 300  # characters of a path
 _RESULTS = re.compile(
@@ -57,13 +58,14 @@ class _Value(NamedTuple):
     prefix: bool = False
 
 
-def named_paths(job: Job, folder: Path, script: str | None) -> tuple[Named, ...]:
+def named_paths(job: Job, folder: Path, script: str | None, source: Source) -> tuple[Named, ...]:
     """All values that may be paths.
 
     Args:
         job: the job.
         folder: the code folder.
         script: the script's path in it; None for a module outside.
+        source: the script's.
     """
     typed = list(_of_options(job.options))
     groups = [("the command line", False, typed)]
@@ -73,10 +75,10 @@ def named_paths(job: Job, folder: Path, script: str | None) -> tuple[Named, ...]
         if path and path != script and suffix in (*_CONFIGURATIONS, ".py") and (folder / path).is_file():
             groups.append((path, False, _of_file(folder / path)))
     if script is not None:
-        groups.append((script, True, _of_file(folder / script)))
+        groups.append((script, True, _of_source(source)))
     found: list[Named] = []
     known: set[str] = set()  # options that a stronger source sets
-    for source, weak, values in groups:
+    for where, weak, values in groups:
         keys = set()
         for key, value, prefix in values:
             path = _plain(value)
@@ -85,7 +87,7 @@ def named_paths(job: Job, folder: Path, script: str | None) -> tuple[Named, ...]
                 continue
             keys.add(name)
             if path and not _RESULTS.search(name.rpartition(".")[2]):
-                found.append(Named(name, path, source, weak, prefix))
+                found.append(Named(name, path, where, weak, prefix))
         known |= keys - {""}
     return tuple(found)
 
@@ -115,15 +117,17 @@ def _of_file(path: Path) -> list[_Value]:
     """
     try:
         if path.suffix.lower() == ".py":
-            if path.stat().st_size > _SOURCE:
-                return []
-            found = _constants(ast.parse(path.read_bytes()), "")
-        elif path.suffix.lower() in _CONFIGURATIONS:
-            found = _strings(load_either(path, hint=""), "")
-        else:
-            return []
-        return [pair for pair, _ in zip(found, range(_VALUES), strict=False)]
-    except (OSError, UsageError, SyntaxError, ValueError, RecursionError, MemoryError):
+            return _of_source(Source.read([path]))
+        return list(islice(_strings(load_either(path, hint=""), ""), _VALUES))
+    except (UsageError, RecursionError):
+        return []
+
+
+def _of_source(source: Source) -> list[_Value]:
+    """The strings of a program's own module, with the names that they are assigned to."""
+    try:
+        return list(islice((each for tree in source.own.trees for each in _constants(tree, "")), _VALUES))
+    except RecursionError:
         return []
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_MODULES = 24  # of a script that are read
+_MODULES = 50  # of a script that are read
 _BYTES = 1 << 20  # of a module
 _CLI = {
     "tyro.cli",
@@ -53,15 +53,12 @@ class Source:
     texts: tuple[str, ...] = field(default=(), repr=False)
 
     @classmethod
-    def read(cls, paths: Sequence[Path], folder: Path | None = None, *, most: int = _MODULES) -> Source:
-        """Parse at most ``most`` modules: these, and those in ``folder`` that they import.
-
-        What cannot be parsed is skipped.
-        """
+    def read(cls, paths: Sequence[Path], folder: Path | None = None) -> Source:
+        """Parse these modules, and those in ``folder`` that they import. What cannot be parsed is skipped."""
         trees: list[ast.Module] = []
         texts: list[str] = []
         pending, seen = list(paths), set(paths)
-        while pending and len(trees) < most:
+        while pending and len(trees) < _MODULES:
             path = pending.pop(0)
             try:
                 if path.stat().st_size > _BYTES:
