@@ -26,7 +26,7 @@ class Option:
     """An option of a script.
 
     Attributes:
-        text: as it is typed, such as ``--resume-from``.
+        text: as it is typed, such as ``--resume-from``, or ``resume_from=`` of Hydra.
         default: its default, if the source has it as a constant.
         flag: it takes no value.
         kind: the name of its type, such as ``int``; "" if it is not known.
@@ -43,6 +43,10 @@ class Option:
     def name(self) -> str:
         """Its name as a variable: ``resume_from``."""
         return self.text.lstrip("-").replace("-", "_").lower()
+
+    def with_value(self, value: str) -> str:
+        """The option with a value, as typed."""
+        return self.text + value if self.text.endswith("=") else f"{self.text} {value}"
 
 
 @dataclass(frozen=True)

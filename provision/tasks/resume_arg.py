@@ -1,18 +1,77 @@
-"""The arguments by which a script resumes: typed, derived from its source, or asked for."""
+"""The arguments by which a script resumes: typed, derived from its source or its ``--help``, or asked for.
+
+A program's help needs its libraries, which only the nodes have. Rank 0's node is asked between the gate, which has sent
+the program, and the plans, which the agents need for restarts; so any machine can resume the run later. It takes as
+long as the program's imports, and only for a program whose source does not tell.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
-from provision.errors import UsageError
+from provision.errors import ClusterctlError, UsageError
 from provision.launchers.kit.plans import split_resume_arg
 from provision.masking import secret_option
-from provision.run import Job, RunFiles
+from provision.model import Node, Notice
+from provision.render import quote, words
+from provision.run import WORK, Job, RunFiles
+from provision.run.resume_args import Resuming, by_usage, notices
+from provision.run.script_source import Source
 from trainer.agent.contract.plan import Plan
+from trainer.agent.contract.untrusted import UntrustedError, parse_object
+from trainer.words import read
+
+if TYPE_CHECKING:
+    from provision.session import Session
 
 AskResume = Callable[[str], str]  # of a program's name, the arguments by which it resumes
+
+_DEADLINE = 60.0  # seconds; the agent kills the program after 30
+_ANSWER = 4 << 20  # bytes of the agent's answer
+_COMMAND = re.compile(r"[a-z][a-z0-9_-]*")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a program can be asked: a node that has the run's folder, and its release."""
+
+    node: Node
+    folder: PurePosixPath
+    prefix: PurePosixPath
+
+
+def learn_resume_arg(session: Session, job: Job, files: RunFiles, place: Place, ask: AskResume | None) -> Job:
+    """The job with its script's arguments to resume, as ``choose_resume_arg``; the script's help is asked before."""
+    if job.resume_arg is None and files.resuming is not None and files.resuming.help and files.output is not None:
+        name = Path(job.target).name
+        with session.stage("help", f"Asking {name} how it resumes", None):
+            found = ask_program(session, job, files, place)
+        for text in notices(found, name, output_known=True, typed=False):
+            session.emit(Notice(text))
+        files = replace(files, resuming=found)
+    return choose_resume_arg(job, files, ask)
+
+
+def ask_program(session: Session, job: Job, files: RunFiles, place: Place) -> Resuming:
+    """How a program resumes, by its ``--help``; not known if it does not answer."""
+    asks = files.resuming.help if files.resuming else ""
+    argv = ["-m"] if job.kind == "module" else []
+    first = next((option.values[:1] for option in read(job.args) if not option.typed), ())
+    commands = [each for each in first if job.args[0] == each and _COMMAND.fullmatch(each)]  # of fit, evaluate, …
+    path = {**session.inventory.train.env, **job.env}.get("PYTHONPATH", "")
+    agent = f"{quote(place.prefix)}/bin/python -I {quote(place.folder)}/agent usage --path={quote(path)}"
+    script = f"exec {agent} -- {quote(place.folder)}/{WORK} {words([*argv, files.config_name, *commands, asks])}\n"
+    try:
+        answer = parse_object(session.output(place.node, script, deadline=_DEADLINE), limit=_ANSWER)
+    except (ClusterctlError, UntrustedError):
+        return Resuming(None)
+    text = answer.get("text")
+    ended = answer.get("rc") in ((0, 1) if asks == "--helpfull" else (0,))  # absl exits with 1
+    return by_usage(text, files.source or Source()) if ended and isinstance(text, str) else Resuming(None)
 
 
 def choose_resume_arg(job: Job, files: RunFiles, ask: AskResume | None) -> Job:

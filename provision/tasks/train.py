@@ -33,7 +33,7 @@ from provision.run.record import TrainResult
 from provision.run.spec import VISIBLE, choose_nodes, workers
 from provision.tasks import ds_files
 from provision.tasks.gate import GateOptions, GateResult, gate
-from provision.tasks.resume_arg import AskResume, choose_resume_arg, with_resume_arg
+from provision.tasks.resume_arg import AskResume, Place, choose_resume_arg, learn_resume_arg, with_resume_arg
 from provision.tasks.runs import by_name, find, refuse_others, run_folder
 from provision.tasks.start import Following, Start
 from trainer import ds_config
@@ -147,8 +147,8 @@ def train(session: Session, asked: Training) -> TrainResult:
     run, files, nodes = _pack(session, asked)
     for text in (*files.notices, *([unsent_text(files.unsent)] if files.unsent else ())):
         session.emit(Notice(text))
-    asked = _resuming(asked, files)
     with gate(session, nodes, run, files, _gate_options(session, asked, nodes)) as passed:
+        asked = _resuming(session, passed, run, files, asked)
         spec = _spec(session, passed, run, files, asked)
         launched = launch(spec)
         for notice in launched.notices:
@@ -181,7 +181,8 @@ def dry_run(session: Session, asked: Training) -> tuple[RunSpec, Launch, RunFile
     scratch = f"/tmp/clusterctl-dry-run-{secrets.token_hex(8)}"  # noqa: S108 - on the nodes, under a random name
     options = replace(_gate_options(session, asked, nodes), scratch=scratch)
     with gate(session, nodes, run, files, options) as passed:
-        spec = _spec(session, passed, run, files, _resuming(replace(asked, ask_resume=None), files))
+        asked = replace(asked, job=choose_resume_arg(asked.job, files, None))
+        spec = _spec(session, passed, run, files, asked)
         return spec, launch(spec), files
 
 
@@ -271,10 +272,12 @@ def _pack(session: Session, asked: Training) -> tuple[str, RunFiles, tuple[Node,
     return run_id(asked), files, nodes
 
 
-def _resuming(asked: Training, files: RunFiles) -> Training:
+def _resuming(session: Session, passed: GateResult, run: str, files: RunFiles, asked: Training) -> Training:
     """The training with its script's arguments to resume. The user is asked for them if it may restart."""
-    ask = asked.ask_resume if asked.policy.restarts else None
-    return replace(asked, job=choose_resume_arg(asked.job, files, ask))
+    ask, head = asked.ask_resume if asked.policy.restarts else None, passed.nodes[0]
+    prefix = passed.answers[head.name].prefix(session.inventory)
+    place = Place(head, run_folder(session.inventory, run), prefix)
+    return replace(asked, job=learn_resume_arg(session, asked.job, files, place, ask))
 
 
 def takes_any_key(inventory: Inventory, asked: Training) -> bool:
