@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError, UsageError
+from provision.inventory.document import shown
 from provision.launchers.kit.plans import split_resume_arg
 from provision.masking import secret_option
 from provision.model import Node, Notice
@@ -48,8 +49,12 @@ def learn_resume_arg(session: Session, job: Job, files: RunFiles, place: Place, 
     """The job with its script's arguments to resume, as ``choose_resume_arg``; the script's help is asked before."""
     if job.resume_arg is None and files.resuming is not None and files.resuming.help and files.output is not None:
         name = Path(job.target).name
+        found = Resuming(None)
         with session.stage("help", f"Asking {name} how it resumes", None):
-            found = ask_program(session, job, files, place)
+            try:
+                found = ask_program(session, job, files, place)
+            except ClusterctlError as error:
+                session.emit(Notice(f"{name} {files.resuming.help}: {error}"))
         for text in notices(found, name, output_known=True, typed=False):
             session.emit(Notice(text))
         files = replace(files, resuming=found)
@@ -57,7 +62,11 @@ def learn_resume_arg(session: Session, job: Job, files: RunFiles, place: Place, 
 
 
 def ask_program(session: Session, job: Job, files: RunFiles, place: Place) -> Resuming:
-    """How a program resumes, by its ``--help``; not known if it does not answer."""
+    """How a program resumes, by its ``--help``.
+
+    Raises:
+        ClusterctlError: it cannot be asked, or does not answer.
+    """
     asks = files.resuming.help if files.resuming else ""
     argv = ["-m"] if job.kind == "module" else []
     first = next((option.values[:1] for option in read(job.args) if not option.typed), ())
@@ -67,11 +76,14 @@ def ask_program(session: Session, job: Job, files: RunFiles, place: Place) -> Re
     script = f"exec {agent} -- {quote(place.folder)}/{WORK} {words([*argv, files.config_name, *commands, asks])}\n"
     try:
         answer = parse_object(session.output(place.node, script, deadline=_DEADLINE), limit=_ANSWER)
-    except (ClusterctlError, UntrustedError):
-        return Resuming(None)
-    text = answer.get("text")
-    ended = answer.get("rc") in ((0, 1) if asks == "--helpfull" else (0,))  # absl exits with 1
-    return by_usage(text, files.source or Source()) if ended and isinstance(text, str) else Resuming(None)
+    except UntrustedError as error:
+        raise ClusterctlError(f"the agent's answer {error}") from None
+    text, rc = answer.get("text"), answer.get("rc")
+    if not isinstance(text, str) or rc not in ((0, 1) if asks == "--helpfull" else (0,)):  # absl exits with 1
+        last = shown(str(text).strip().rpartition("\n")[2])
+        why = "no answer in time" if rc is None else f"it ended with status {shown(str(rc))}"
+        raise ClusterctlError(f"{why}: {last}" if last else why)
+    return by_usage(text, files.source or Source())
 
 
 def choose_resume_arg(job: Job, files: RunFiles, ask: AskResume | None) -> Job:

@@ -1,8 +1,8 @@
-"""Asks a program for its options: runs it once with ``--help``, where it can do no harm.
+"""Asks a program for its options: runs it once with ``--help``.
 
-The program may ignore ``--help`` and start to train. So it runs in a copy of its small files, which is removed again,
-with that folder as its home, without GPUs and input. Its process group is killed when time is over, or when it has
-ended and left processes.
+The program may ignore ``--help`` and start to train. So it runs in a copy of its small files with an empty home, both
+of which are removed again, and without GPUs, input and secrets. Its process group is killed when time is over, or when
+it has ended and left processes.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _ALL = 64 << 20  # bytes that are copied
 _FILES = 5_000  # files that are copied
 _KEPT = ("PATH", "LANG", "LC_ALL")
 _SET = {
+    "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",  # some read these while they start
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0",
     "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1",
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "WANDB_MODE": "disabled",
     "COLUMNS": "200", "TERMINAL_WIDTH": "200", "TERM": "dumb", "NO_COLOR": "1", "PYTHONIOENCODING": "utf-8",
@@ -43,7 +45,8 @@ def usage(folder: str, words: List[str], *, path: str = "", seconds: float = 30.
     Returns:
         ``text``, and ``rc``, which is None if it was killed.
     """
-    with tempfile.TemporaryDirectory(prefix="clusterctl-help-") as scratch:
+    scratch = tempfile.mkdtemp(prefix="clusterctl-help-")
+    try:
         home, work, output = Path(scratch, "home"), Path(scratch, "job"), Path(scratch, "output")
         home.mkdir()
         work.mkdir()
@@ -72,6 +75,8 @@ def usage(folder: str, words: List[str], *, path: str = "", seconds: float = 30.
                 process.wait()
         with output.open("rb") as file:
             return {"text": file.read(TEXT).decode("utf-8", "replace"), "rc": rc}
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # a killed process may still be ending there
 
 
 def _limit() -> None:
