@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +124,10 @@ class Source:
         calls = {_dotted(node.func) for node in self.walk() if isinstance(node, ast.Call)}
         parsers = {"HfArgumentParser", "TrlParser", "ArgumentParser"}
         if any(call in _CLI or call.rpartition(".")[2] in ("Fire", *parsers) for call in calls) or self._click():
-            for node in self.walk():
-                found += _fields(node)
+            nested = self._nested()
+            fields = [each for node in self.walk() if getattr(node, "name", "") not in nested for each in _fields(node)]
+            dashes = self.imports("typer")  # the other libraries accept both
+            found += [replace(each, text=each.text.replace("_", "-")) if dashes else each for each in fields]
         if "exec(open(" in self.text.replace(" ", ""):  # nanoGPT's configurator sets globals: --NAME=VALUE
             found += [Option(f"--{name}", value, kind=type(value).__name__) for name, value in self.globals().items()]
         return found
@@ -137,6 +139,12 @@ class Source:
             if option.name in names and isinstance(option.default, str):
                 found.setdefault(option.name, option.default)
         return found
+
+    def _nested(self) -> set[str]:
+        """Classes that are the type of a field in another: their options have a prefix that depends on the library."""
+        inside = [node for each in self.walk() if isinstance(each, ast.ClassDef) for node in each.body]
+        types = [node.annotation for node in inside if isinstance(node, ast.AnnAssign)]
+        return {name.id for each in types for name in ast.walk(each) if isinstance(name, ast.Name)}
 
     def _click(self) -> bool:
         return self.imports("typer") or self.imports("tyro") or self.imports("jsonargparse")

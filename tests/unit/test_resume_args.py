@@ -64,6 +64,9 @@ SCRIPTS = {
     "from lightning.pytorch.cli import LightningCLI\nLightningCLI()": "--ckpt_path {checkpoint}",
     "import tyro\nfrom dataclasses import dataclass\n@dataclass\nclass Args:\n    resume: str | None = None\n"
     "args = tyro.cli(Args)": "--resume {checkpoint}",
+    "import tyro\nfrom dataclasses import dataclass\n@dataclass\nclass Inner:\n    resume: str = ''\n"
+    "@dataclass\nclass Args:\n    inner: Inner\ntyro.cli(Args)": None,  # --inner.resume, as its --help tells
+    "import typer\ndef main(resume_from: str = ''): pass\ntyper.run(main)": "--resume-from {checkpoint}",
     "import fire\ndef main(lr=1, resume_from=''):\n    pass\nfire.Fire(main)": "--resume_from {checkpoint}",
     "import click\n@click.command()\n@click.option('--resume', is_flag=True)\ndef main(resume): pass": "--resume",
     "from absl import flags\nflags.DEFINE_string('resume', None, 'checkpoint')": "--resume {checkpoint}",
