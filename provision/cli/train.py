@@ -31,6 +31,7 @@ from provision.run.shells import as_cmd, as_powershell, as_sh
 from provision.run.spec import count_nodes
 from provision.session import Session
 from provision.summaries.runs import train_output
+from provision.tasks import resume as resuming
 from provision.tasks import train as tasks
 from provision.tasks.gate import GateOptions
 from provision.tasks.resume_arg import AskResume
@@ -267,11 +268,11 @@ def resume_command(
     RUN is a run's id or part of it. The default is the newest run. Code and configuration are those of the run. So are
     the nodes, unless --nodes, --limit or --exclude select some of them. The nodes keep the order of their ranks.
     """
-    options = tasks.ResumeOptions(
+    options = resuming.ResumeOptions(
         force, count, restarts, Following(detach, ask_detach_or_stop(reporter)), resume_arg, ask_resume_arg(reporter)
     )
     with detach_on_hangup(), selection.session_or_here(reporter, starts=True) as session:
-        result = tasks.resume(session, run, options)
+        result = resuming.resume(session, run, options)
     reporter.result(*train_output(result))
 
 

@@ -29,6 +29,7 @@ from provision.run.named import named_paths
 from provision.run.outputs import output_of
 from provision.run.resume_args import derive
 from provision.run.script_source import Source, script_files
+from trainer.words import last, read
 
 HOOKS = "hooks"  # in the run's folder: modules that Python loads automatically
 _RECORD = "run.json"  # marks a folder of runs/, which has the logs of another run
@@ -73,6 +74,7 @@ def _code(job: Job, limit: int) -> RunFiles:
     if is_own_trainer(job):
         return _own_trainer(job, limit)
     folder, name, notices = _script(job) if job.kind == "script" else _module(job)
+    source = Source.read(script_files(job.kind, job.target, folder), folder)
     texts: dict[str, bytes] = {}
     entries: tuple[Entry, ...] = ()
     unsent: tuple[Unsent, ...] = ()
@@ -86,12 +88,11 @@ def _code(job: Job, limit: int) -> RunFiles:
     else:
         _refuse_misplaced(job, folder)
         collector, skipped = _folder_files(folder)
-        more, unsent = _ignored_files(job, folder, name, collector, limit)
+        more, unsent = _ignored_files(job, folder, name, source, collector, limit)
         notices += [*skipped, *more]
         entries = collector.pack(limit)
     there, unclear = files_named(job, folder)
     notices += unclear
-    source = Source.read(script_files(job.kind, job.target, folder), folder)
     output = output_of(job, folder, source)
     if output:
         output = posixpath.normpath(posixpath.join(WORK, output))
@@ -104,6 +105,7 @@ def _code(job: Job, limit: int) -> RunFiles:
         progress=posixpath.join(output, TRAINER_LOG) if output else None,  # a script may write one too
         output=output,
         there=there,
+        source=source,
         resuming=derive(source),
         unsent=unsent,
     )
@@ -164,7 +166,7 @@ def _folder_files(folder: Path) -> tuple[FileCollector, list[str]]:
 
 
 def _ignored_files(
-    job: Job, folder: Path, name: str, collector: FileCollector, limit: int
+    job: Job, folder: Path, name: str, source: Source, collector: FileCollector, limit: int
 ) -> tuple[list[str], tuple[Unsent, ...]]:
     """Add the git-ignored files that the job needs, or that ``--include`` names.
 
@@ -175,13 +177,13 @@ def _ignored_files(
     before = {arcname.removeprefix(f"{WORK}/") for arcname in collector.names}
     chosen = include_files(ignored, job.send, before)
     script = name if job.kind == "script" else _module_file(folder, name)
-    found = choose_files(ignored, named_paths(job, folder, script), limit)
+    found = choose_files(ignored, named_paths(job, folder, script, source), limit)
     notices = list(found.notices)
-    for path, source in {**dict.fromkeys(chosen, "--include"), **found.files}.items():
+    for path, why in {**dict.fromkeys(chosen, "--include"), **found.files}.items():
         if _is_private_key(folder / path):
             notices.append(f"{path}: a private key is not sent")
         elif not _is_output(folder / path):
-            collector.add(folder / path, f"{source}: {path.partition('/')[0]}")
+            collector.add(folder / path, f"{why}: {path.partition('/')[0]}")
     unsent = list_unsent(ignored, (arcname.removeprefix(f"{WORK}/") for arcname in collector.names))
     if ignored.cut:
         notices.append(f"{folder}: git ignores too many files to look at all of them; --include PATTERN may miss some")
@@ -227,8 +229,7 @@ def _is_private_key(path: Path) -> bool:
 def _refuse_misplaced(job: Job, folder: Path) -> None:
     """Refuse an argument that names a file of the current folder which is not sent."""
     here = Path.cwd().resolve()
-    for word in (*job.launcher_args, *job.args):
-        value = word.partition("=")[2] if word.startswith("-") else word
+    for value in (value for option in job.options for value in option.values):
         if not value or value.startswith(("/", "~", "-")) or not ("/" in value or Path(value).suffix):
             continue
         if exists(here / value) and not exists(folder / value):
@@ -251,27 +252,24 @@ def files_named(job: Job, folder: Path | None) -> tuple[tuple[str, ...], list[st
     """
     there = []
     notices = []
-    words = (*job.launcher_args, *job.args)
-    for word, after in zip(words, (*words, "")[1:], strict=True):
-        option, has, value = word.partition("=")
-        value = value if has else after
+    for option in job.options:
+        value = option.values[0] if option.values else ""
         suffix = Path(value).suffix.lower()
-        if not option.startswith("-") or value.startswith("-") or suffix not in _CONFIGURATIONS or "://" in value:
+        if not option.typed.startswith("-") or suffix not in _CONFIGURATIONS or "://" in value:
             continue
-        name = option.lstrip("-").replace("-", "_").lower()
         if value.startswith("/"):
-            there += [posixpath.normpath(value)] if _READS.search(name) else []
+            there += [posixpath.normpath(value)] if _READS.search(option.name) else []
             continue
         if folder is not None and exists(folder / value):
             continue
         where = f"in {folder}, the folder that is sent" if folder else "on the nodes: this run sends no files"
-        if _READS.search(name):
+        if _READS.search(option.name):
             raise UsageError(
-                f"{option} {shown(value)}: there is no such file {where}",
+                f"{option.typed} {shown(value)}: there is no such file {where}",
                 hint="correct the name, or send the file's folder: --code DIR; an absolute path is on the nodes",
             )
-        if not _WRITES.search(name):
-            notices.append(f"{option} {shown(value)}: there is no such file {where}")
+        if not _WRITES.search(option.name):
+            notices.append(f"{option.typed} {shown(value)}: there is no such file {where}")
     return tuple(dict.fromkeys(there)), notices
 
 
@@ -289,8 +287,8 @@ def exists(path: Path) -> bool:
 
 PACKAGE = "trainer"
 _PARTS = ("gpt", "ds_config")  # the trainer, and the source of its DeepSpeed configuration
-_FILES = ("__init__.py", "bounds.py")  # imported by both
-_OWN_READS = ("data", "init", "deepspeed-config")  # trainer.gpt's options whose files must exist
+_FILES = ("__init__.py", "bounds.py", "words.py")  # imported by both
+_OWN_READS = ("data", "init", "deepspeed_config")  # trainer.gpt's options whose files must exist
 _OUT_DEFAULT = "out"  # trainer.gpt's default of --out
 
 
@@ -316,7 +314,7 @@ def _own_trainer(job: Job, limit: int) -> RunFiles:
     here = Path.cwd().resolve()
     collector = FileCollector(here, frozenset({f"{WORK}/{PACKAGE}"}))
     configured = read_options(job.args)
-    for word in _words(job.args, configured):
+    for word in _words(job, configured):
         for name in _paths(word):
             path = here / name
             if name and not Path(name).is_absolute() and ".." not in Path(name).parts and exists(path):
@@ -324,7 +322,7 @@ def _own_trainer(job: Job, limit: int) -> RunFiles:
     _refuse_missing(job, configured, here)
     program = {name: data for part in _PARTS for name, data in sources(part).items()}
     program |= {name: (importlib.resources.files(PACKAGE) / name).read_bytes() for name in _FILES}
-    output = job.output or _value(job.args, "out") or str(configured.get("out") or _OUT_DEFAULT)
+    output = job.output or "".join(last(job.options, "out")[:1]) or str(configured.get("out") or _OUT_DEFAULT)
     out = posixpath.normpath(posixpath.join(WORK, output))
     return RunFiles(
         config=Path(job.target),
@@ -341,35 +339,21 @@ def _refuse_missing(job: Job, configured: Mapping[str, Any], here: Path) -> None
     if job.target != f"{PACKAGE}.gpt":
         return
     for option in _OWN_READS:
-        values = _values(job.args, option) or configured.get(option.replace("-", "_"), ())
+        values = last(job.options, option) or configured.get(option, ())
         for value in values if isinstance(values, (list, tuple)) else (values,):
             if not isinstance(value, str) or not value or value == "scratch" or value.startswith("/"):
                 continue
             if ".." in Path(value).parts or not any(name and exists(here / name) for name in _paths(value)):
                 raise UsageError(
-                    f"--{option} {shown(value)}: there is no such file or folder in {here}",
+                    f"--{option.replace('_', '-')} {shown(value)}: there is no such file or folder in {here}",
                     hint="files at a relative path are sent with the run; an absolute path is on the nodes",
                 )
 
 
-def _values(args: Sequence[str], name: str) -> list[str]:
-    """The values of an option of the trainer that takes one or more."""
-    found: list[str] = []
-    taking = False
-    for word in args:
-        if word.startswith("--"):
-            key, has, value = word.partition("=")
-            taking = key == f"--{name}" and not has
-            found += [value] if key == f"--{name}" and has else []
-        elif taking:
-            found.append(word)
-    return found
-
-
-def _words(args: Sequence[str], configured: Mapping[str, Any]) -> Iterator[str]:
-    """Words that may be paths: the arguments, and the values of the file that ``--config`` names."""
-    for word in args:
-        yield word.partition("=")[2] if word.startswith("-") else word
+def _words(job: Job, configured: Mapping[str, Any]) -> Iterator[str]:
+    """Words that may be paths: of the arguments, and the values of the file that ``--config`` names."""
+    for option in job.options:
+        yield from option.values
     for value in configured.values():
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, str):
@@ -382,19 +366,10 @@ def _paths(word: str) -> tuple[str, ...]:
     return (word, folder) if has and weight.replace(".", "", 1).isdigit() else (word,)
 
 
-def _value(args: Sequence[str], name: str) -> str:
-    """The value of an option of the trainer."""
-    for word, after in zip(args, (*args, "")[1:], strict=True):
-        key, has, value = word.partition("=")
-        if key == f"--{name}":
-            return value if has else after
-    return ""
-
-
 def read_options(args: Sequence[str]) -> Mapping[str, Any]:
     """The options in the file that ``--config`` names."""
-    name = _value(args, "config")
-    if not name:
+    named = last(read(args), "config")
+    if not named or not named[0]:
         return {}
-    options = load_either(Path(name), hint="--config FILE of options")
+    options = load_either(Path(named[0]), hint="--config FILE of options")
     return options if isinstance(options, dict) else {}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from provision.run.ignored import Unsent
     from provision.run.needs import Need
     from provision.run.resume_args import Resuming
+    from provision.run.script_source import Source
 
 WORK = "job"
 LIMIT = 2 << 30  # bytes that a run sends at most, unless the caller sets another limit
@@ -50,7 +51,8 @@ class RunFiles:
     ``texts`` are generated files: the config, and files rewritten for new paths. ``progress`` is the trainer's log and
     ``output`` the folder with its checkpoints, both relative to the run's folder unless absolute. ``settings`` are the
     values of the config, or of accelerate's. ``there`` are absolute paths that the run reads on the nodes: they must
-    exist and be the same on every node. ``resuming`` is how a script resumes, by its source; None for other programs.
+    exist and be the same on every node. ``source`` is a script's or module's, and ``resuming`` how it resumes by that;
+    both are None for other programs.
     ``unsent`` is what git ignores and stays behind, the largest first.
     ``needs`` is what the release and the nodes must have.
     """
@@ -64,6 +66,7 @@ class RunFiles:
     output: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     there: tuple[str, ...] = ()
+    source: Source | None = field(default=None, repr=False)
     resuming: Resuming | None = None
     unsent: tuple[Unsent, ...] = ()
     needs: tuple[Need, ...] = ()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from provision.errors import UsageError
 from provision.inventory.document import shown
+from trainer.words import Option, read
 
 Kind = Literal["config", "script", "module"]
 _CONFIG = (".yaml", ".yml")
@@ -78,6 +79,11 @@ class Job:
     notices: tuple[str, ...] = ()
     replaced: tuple[Replaced, ...] = ()
     typed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """The options of the launcher, then those of the script, with their values."""
+        return (*read(self.launcher_args), *read(self.args))
 
 
 def override(job: Job, options: Mapping[str, Any]) -> Job:

@@ -10,17 +10,19 @@ from __future__ import annotations
 import ast
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from provision.errors import UsageError
 from provision.run.config_text import load_either
 from provision.run.job import Job
+from provision.run.script_source import Source
+from trainer.words import Option
 
 _CONFIGURATIONS = (".yaml", ".yml", ".json")
-_SOURCE = 1 << 20  # bytes of a Python file that is read
 _VALUES = 2000  # values of one file
 LONGEST = 300  # characters of a path
 _RESULTS = re.compile(
@@ -56,15 +58,16 @@ class _Value(NamedTuple):
     prefix: bool = False
 
 
-def named_paths(job: Job, folder: Path, script: str | None) -> tuple[Named, ...]:
+def named_paths(job: Job, folder: Path, script: str | None, source: Source) -> tuple[Named, ...]:
     """All values that may be paths.
 
     Args:
         job: the job.
         folder: the code folder.
         script: the script's path in it; None for a module outside.
+        source: the script's.
     """
-    typed = list(_of_words((*job.launcher_args, *job.args)))
+    typed = list(_of_options(job.options))
     groups = [("the command line", False, typed)]
     for _, value, _ in typed:
         path = _plain(value)
@@ -72,10 +75,10 @@ def named_paths(job: Job, folder: Path, script: str | None) -> tuple[Named, ...]
         if path and path != script and suffix in (*_CONFIGURATIONS, ".py") and (folder / path).is_file():
             groups.append((path, False, _of_file(folder / path)))
     if script is not None:
-        groups.append((script, True, _of_file(folder / script)))
+        groups.append((script, True, _of_source(source)))
     found: list[Named] = []
     known: set[str] = set()  # options that a stronger source sets
-    for source, weak, values in groups:
+    for where, weak, values in groups:
         keys = set()
         for key, value, prefix in values:
             path = _plain(value)
@@ -84,7 +87,7 @@ def named_paths(job: Job, folder: Path, script: str | None) -> tuple[Named, ...]
                 continue
             keys.add(name)
             if path and not _RESULTS.search(name.rpartition(".")[2]):
-                found.append(Named(name, path, source, weak, prefix))
+                found.append(Named(name, path, where, weak, prefix))
         known |= keys - {""}
     return tuple(found)
 
@@ -99,25 +102,12 @@ def _plain(value: str) -> str | None:
     return None if path in (".", "..") or path.startswith("../") else path
 
 
-def _of_words(words: Sequence[str]) -> Iterator[_Value]:
-    """The values of ``--key value …``, ``--key=value``, ``key=value`` and of plain words."""
-    key = ""
-    for word in words:
-        if word.startswith("-"):
-            key, has, value = word.lstrip("-").partition("=")
-            if has:
-                yield from (_Value(key, each) for each in _split(value))
-                key = ""
-        elif re.match(r"[A-Za-z_][\w.]*=", word):
-            name, _, value = word.partition("=")
-            yield from (_Value(name, each) for each in _split(value))
-        else:
-            yield from (_Value(key, each) for each in _split(word))
-
-
-def _split(value: str) -> tuple[str, ...]:
-    """A value, and its parts if it is a list with commas."""
-    return (value, *value.split(",")) if "," in value else (value,)
+def _of_options(options: Iterable[Option]) -> Iterator[_Value]:
+    """The values of options and plain words, and the parts of a value that is a list with commas."""
+    for option in options:
+        for value in option.values:
+            parts = value.split(",") if "," in value else ()
+            yield from (_Value(option.name, each) for each in (value, *parts))
 
 
 def _of_file(path: Path) -> list[_Value]:
@@ -127,15 +117,17 @@ def _of_file(path: Path) -> list[_Value]:
     """
     try:
         if path.suffix.lower() == ".py":
-            if path.stat().st_size > _SOURCE:
-                return []
-            found = _constants(ast.parse(path.read_bytes()), "")
-        elif path.suffix.lower() in _CONFIGURATIONS:
-            found = _strings(load_either(path, hint=""), "")
-        else:
-            return []
-        return [pair for pair, _ in zip(found, range(_VALUES), strict=False)]
-    except (OSError, UsageError, SyntaxError, ValueError, RecursionError, MemoryError):
+            return _of_source(Source.read([path]))
+        return list(islice(_strings(load_either(path, hint=""), ""), _VALUES))
+    except (UsageError, RecursionError):
+        return []
+
+
+def _of_source(source: Source) -> list[_Value]:
+    """The strings of a program's own module, with the names that they are assigned to."""
+    try:
+        return list(islice((each for tree in source.own.trees for each in _constants(tree, "")), _VALUES))
+    except RecursionError:
         return []
 
 

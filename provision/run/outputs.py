@@ -6,7 +6,7 @@ Its arguments have precedence over configuration files that they name, and these
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from provision.errors import UsageError
 from provision.run.config_text import load_either
 from provision.run.job import Job, is_file
 from provision.run.script_source import Source
+from trainer.words import Option, read
 
 # Options of transformers, nanoGPT, litgpt, Lightning, Megatron-LM and usual scripts. The first of these has precedence:
 # some programs read an initial model from a --checkpoint_dir and write to an --output_dir (torchtune, litgpt).
@@ -36,7 +37,9 @@ def output_of(job: Job, folder: Path | None, source: Source) -> str | None:
     """
     if job.output is not None:
         return job.output
-    for values in (dict(_options(job.args)), *_configurations(job.args, folder), source.defaults(NAMES)):
+    options = read(job.args)
+    typed = {option.name.rpartition(".")[2]: option.values[0] for option in options if option.values}
+    for values in (typed, *_configurations(options, folder), source.defaults(NAMES)):
         for name in NAMES:
             if found := _folder(values.get(name)):
                 return found
@@ -50,26 +53,12 @@ def _folder(value: Any) -> str | None:
     path = posixpath.normpath(value.replace("\\", "/"))
     if path.lower().endswith(_CHECKPOINTS):
         path = posixpath.dirname(path)
-    return path if path not in ("", ".", "/") and "://" not in value else None
+    return path if path not in ("", ".", "/", "-") and "://" not in value else None
 
 
-def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The last value of each option: ``--out-dir=x``, ``--out_dir x``, and Hydra's ``train.out_dir=x``."""
-    for word, after in zip(words, (*words, "")[1:], strict=True):
-        name, has, value = word.partition("=")
-        if word.startswith("-"):
-            value = value if has else after
-            if not has and after.startswith("-"):
-                continue
-        elif not has:
-            continue
-        yield name.lstrip("-+").rpartition(".")[2].replace("-", "_").lower(), value
-
-
-def _configurations(words: Sequence[str], folder: Path | None) -> Iterator[Mapping[str, Any]]:
+def _configurations(options: tuple[Option, ...], folder: Path | None) -> Iterator[Mapping[str, Any]]:
     """The values of the configuration files that the arguments name."""
-    for word in words if folder is not None else ():
-        name = word.partition("=")[2] if word.startswith("-") else word
+    for name in (value for option in options for value in option.values) if folder is not None else ():
         path = Path(folder or "") / name.replace("\\", "/")
         if Path(name).suffix.lower() in _CONFIGURATIONS and is_file(path):
             try:

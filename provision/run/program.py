@@ -13,7 +13,6 @@ from typing import Any
 
 from provision.run.script_source import Source
 
-_FILES = 50  # of a script and the modules that it imports
 _TRAINERS = ("Trainer", "TrainingArguments", "HfArgumentParser")
 _ARGUMENTS = ("TrainingArguments",)
 _OWN_DEFAULTS = frozenset(
@@ -65,10 +64,9 @@ class _Found:
     files: dict[str, None] = field(default_factory=dict)
 
 
-def read_program(script: Path, folder: Path) -> Program | None:
-    """Read a script and its modules in ``folder``; None if it cannot be parsed."""
-    source = Source.read([script], folder, most=_FILES)
-    if not source.trees:
+def read_program(source: Source | None) -> Program | None:
+    """What a script's source tells; None without one that can be parsed."""
+    if source is None or not source.trees:
         return None
     found = _Found()
     for tree in source.trees:

@@ -1,4 +1,4 @@
-"""Derives the arguments by which a script resumes from a checkpoint, from its source. The source is never run.
+"""Derives the arguments by which a script resumes from a checkpoint: from its source, which is parsed, or its help.
 
 The arguments contain the words of ``trainer.agent.contract.plan.PLACES``: ``{checkpoint}`` is the checkpoint's path,
 ``{folder}`` its folder, ``{name}`` or ``{tag}`` its name there, ``{step}`` its step.
@@ -7,10 +7,11 @@ The arguments contain the words of ``trainer.agent.contract.plan.PLACES``: ``{ch
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from provision.run.script_source import Option, Source
+from provision.run.usage import options_of
 
 # Usual names, the most specific first.
 _NAMES = (
@@ -20,6 +21,11 @@ _NAMES = (
 _TAGS = ("ckpt_id", "load_tag", "resume_tag", "tag", "ckpt_tag", "checkpoint_tag")
 _STEPS = ("ckpt_step", "load_step", "resume_step", "start_step")
 VARIABLE = "CLUSTERCTL_CHECKPOINT"
+# What answers ``--help`` and exits, before a program does its work.
+_PARSERS = (
+    *("absl", "hydra", "fire", "tyro", "typer", "click", "jsonargparse", "LightningCLI", "HfArgumentParser"),
+    *("TrlParser", "argparse"),
+)
 EXAMPLE = "--resume-arg '--resume_from {checkpoint}', or --resume-arg '' if it finds its newest checkpoint itself"
 
 
@@ -31,11 +37,14 @@ class Resuming:
         text: the arguments to add; "" for none; None: not known.
         source: what the text was read from, for a notice.
         never: why the script cannot resume.
+        help: the option with which it prints its options, if these may tell what its source does not; "" if it might
+            train instead.
     """
 
     text: str | None
     source: str = ""
     never: str = ""
+    help: str = ""
 
 
 def notices(resuming: Resuming, name: str, *, output_known: bool, typed: bool) -> list[str]:
@@ -48,13 +57,43 @@ def notices(resuming: Resuming, name: str, *, output_known: bool, typed: bool) -
         return [f"to resume, {name} gets {resuming.text}, by {resuming.source}; --resume-arg TEXT replaces it"]
     if resuming.never:
         return [f"{name} cannot resume: {resuming.never}; a run with checkpoints is not restarted, to keep them"]
+    if resuming.help:
+        return [
+            f"which option makes {name} resume is not in its source: the start of the run asks {name} {resuming.help}"
+        ]
     return [f"which option makes {name} resume is not known, so a run with checkpoints is not restarted: {EXAMPLE}"]
 
 
 def derive(source: Source) -> Resuming:
     """How a script resumes, by its own module, or else with the modules that it imports."""
     own = _derive(source.own)
-    return own if own.text is not None else _derive(source)
+    found = own if own.text is not None else _derive(source)
+    return found if found.text is not None or found.never else Resuming(None, help=_help(source))
+
+
+def by_usage(text: str, source: Source) -> Resuming:
+    """How a script resumes, by the text that it prints for ``--help``."""
+    return _named(options_of(text), source, " (its --help)") or Resuming(None)
+
+
+def _help(source: Source) -> str:
+    """The option with which a script prints its options and exits; "" if it may not know any."""
+    parser = next((name for name in _PARSERS if source.imports(name)), "")
+    for node in source.walk():
+        if isinstance(node, ast.keyword) and node.arg == "add_help" and parser == "argparse":
+            return ""
+        if isinstance(node, ast.FunctionDef) and node.args.kwarg is not None and parser == "fire":
+            return ""  # --help would be one more of its arguments
+    return "--helpfull" if parser == "absl" else parser and "--help"
+
+
+def _named(options: Mapping[str, Option], source: Source, where: str = "") -> Resuming | None:
+    """How a script resumes, by the names of its options."""
+    for name in _NAMES:
+        text = _text(options[name], options, source) if name in options else None
+        if text is not None:
+            return Resuming(text, f"its option {options[name].text.rstrip('=')}{where}")
+    return None
 
 
 def _derive(source: Source) -> Resuming:
@@ -67,11 +106,8 @@ def _derive(source: Source) -> Resuming:
         return found
     if found := _library(source, options):
         return found
-    for name in _NAMES:
-        if name in options:
-            found_text = _text(options[name], options, source)
-            if found_text is not None:
-                return Resuming(found_text, f"its option {options[name].text}")
+    if found := _named(options, source):
+        return found
     if "get_last_checkpoint(" in source.text:
         return Resuming("", "it calls get_last_checkpoint")
     return Resuming(None)
@@ -102,24 +138,24 @@ def _configurator(source: Source, options: dict[str, Option]) -> Resuming | None
     return None
 
 
-def _text(option: Option, options: dict[str, Option], source: Source) -> str | None:
+def _text(option: Option, options: Mapping[str, Option], source: Source) -> str | None:
     """The arguments for an option; None if its values are not understood."""
     if option.flag:
         return option.text
     if option.choices:
         auto = [each for each in ("auto", "latest", "last", "True", "true", "resume") if each in option.choices]
-        return f"{option.text} {auto[0]}" if auto else None
+        return option.with_value(auto[0]) if auto else None
     if "bool" in option.kind.lower() or isinstance(option.default, bool):
-        return f"{option.text} True"
+        return option.with_value("True")
     if option.kind == "int":
-        return f"{option.text} {{step}}"
-    parts = [f"{option.text} {{folder}}"]
-    parts += [f"{options[name].text} {{tag}}" for name in _TAGS if name in options][:1]
-    parts += [f"{options[name].text} {{step}}" for name in _STEPS if name in options][: 0 if len(parts) > 1 else 1]
+        return option.with_value("{step}")
+    parts = [option.with_value("{folder}")]
+    parts += [options[name].with_value("{tag}") for name in _TAGS if name in options][:1]
+    parts += [options[name].with_value("{step}") for name in _STEPS if name in options][: 0 if len(parts) > 1 else 1]
     megatron = option.name == "load" and source.imports("megatron")
     if len(parts) > 1 or option.name == "load_dir" or megatron or _loads_latest(source):
         return " ".join(parts)
-    return f"{option.text} {{checkpoint}}"
+    return option.with_value("{checkpoint}")
 
 
 def _loads_latest(source: Source) -> bool:

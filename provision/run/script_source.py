@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-_MODULES = 24  # of a script that are read
+_MODULES = 50  # of a script that are read
 _BYTES = 1 << 20  # of a module
 _CLI = {
     "tyro.cli",
@@ -26,7 +26,7 @@ class Option:
     """An option of a script.
 
     Attributes:
-        text: as it is typed, such as ``--resume-from``.
+        text: as it is typed, such as ``--resume-from``, or ``resume_from=`` of Hydra.
         default: its default, if the source has it as a constant.
         flag: it takes no value.
         kind: the name of its type, such as ``int``; "" if it is not known.
@@ -44,6 +44,10 @@ class Option:
         """Its name as a variable: ``resume_from``."""
         return self.text.lstrip("-").replace("-", "_").lower()
 
+    def with_value(self, value: str) -> str:
+        """The option with a value, as typed."""
+        return self.text + value if self.text.endswith("=") else f"{self.text} {value}"
+
 
 @dataclass(frozen=True)
 class Source:
@@ -53,15 +57,12 @@ class Source:
     texts: tuple[str, ...] = field(default=(), repr=False)
 
     @classmethod
-    def read(cls, paths: Sequence[Path], folder: Path | None = None, *, most: int = _MODULES) -> Source:
-        """Parse at most ``most`` modules: these, and those in ``folder`` that they import.
-
-        What cannot be parsed is skipped.
-        """
+    def read(cls, paths: Sequence[Path], folder: Path | None = None) -> Source:
+        """Parse these modules, and those in ``folder`` that they import. What cannot be parsed is skipped."""
         trees: list[ast.Module] = []
         texts: list[str] = []
         pending, seen = list(paths), set(paths)
-        while pending and len(trees) < most:
+        while pending and len(trees) < _MODULES:
             path = pending.pop(0)
             try:
                 if path.stat().st_size > _BYTES:
@@ -123,8 +124,10 @@ class Source:
         calls = {_dotted(node.func) for node in self.walk() if isinstance(node, ast.Call)}
         parsers = {"HfArgumentParser", "TrlParser", "ArgumentParser"}
         if any(call in _CLI or call.rpartition(".")[2] in ("Fire", *parsers) for call in calls) or self._click():
-            for node in self.walk():
-                found += _fields(node)
+            nested = self._nested()
+            fields = [each for node in self.walk() if getattr(node, "name", "") not in nested for each in _fields(node)]
+            dashes = self.imports("typer")  # the other libraries accept both
+            found += [replace(each, text=each.text.replace("_", "-")) if dashes else each for each in fields]
         if "exec(open(" in self.text.replace(" ", ""):  # nanoGPT's configurator sets globals: --NAME=VALUE
             found += [Option(f"--{name}", value, kind=type(value).__name__) for name, value in self.globals().items()]
         return found
@@ -136,6 +139,12 @@ class Source:
             if option.name in names and isinstance(option.default, str):
                 found.setdefault(option.name, option.default)
         return found
+
+    def _nested(self) -> set[str]:
+        """Classes that are the type of a field in another: their options have a prefix that depends on the library."""
+        inside = [node for each in self.walk() if isinstance(each, ast.ClassDef) for node in each.body]
+        types = [node.annotation for node in inside if isinstance(node, ast.AnnAssign)]
+        return {name.id for each in types for name in ast.walk(each) if isinstance(name, ast.Name)}
 
     def _click(self) -> bool:
         return self.imports("typer") or self.imports("tyro") or self.imports("jsonargparse")

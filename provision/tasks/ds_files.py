@@ -16,7 +16,7 @@ from provision.model import Node
 from provision.run import WORK, Job, RunFiles, needs
 from provision.run.config_text import read
 from provision.run.program import Program, is_deepspeed, read_program
-from provision.run.script_source import script_files
+from provision.run.script_source import Source, script_files
 from trainer.ds_config.check import ACCELERATE, ERROR, LIMIT, TRAINER, UNKNOWN, Context, Finding, check, parse
 from trainer.ds_config.check.arguments import DEFAULTS, typed
 from trainer.ds_config.check.reading import read as read_json
@@ -52,14 +52,14 @@ def check_job(
 
     Args:
         job: the job.
-        files: its files, with the settings of a LLaMA-Factory config or of accelerate's configuration.
+        files: its files, with a script's source, and the settings of a LLaMA-Factory or accelerate configuration.
         world: the number of processes, if known.
         env: the run's environment variables.
 
     Returns:
         The findings; and the files with what the job needs in the release and on the nodes.
     """
-    folder, program = _program(job)
+    folder, program = _folder(job), read_program(files.source)
     context = replace(_context(job, files.settings, program), world=world)
     checked = []
     for name in _files(job, files, folder, program):
@@ -103,7 +103,9 @@ def _checked(name: str, data: bytes, context: Context) -> Checked:
 
 def context_of(job: Job, settings: Mapping[str, Any]) -> Context:
     """What a job tells about the training."""
-    return _context(job, settings, _program(job)[1])
+    folder = _folder(job)
+    found = script_files(job.kind, job.target, folder) if job.target and job.kind != "config" else []
+    return _context(job, settings, read_program(Source.read(found, folder)))
 
 
 def settings_of(job: Job) -> Mapping[str, Any]:
@@ -141,13 +143,9 @@ def refuse(checked: Sequence[Checked], *, forced: bool, again: str) -> list[str]
     return list(shown)[:_LISTED]  # the caller warns, so a warning does not need its level
 
 
-def _program(job: Job) -> tuple[Path, Program | None]:
-    """The folder in which a job's paths start, and its script if that is on this machine."""
-    if job.kind == "config":
-        return Path(job.target).parent, None
-    folder = job.code or (Path(job.target).parent if job.kind == "script" else Path())
-    found = script_files(job.kind, job.target, folder) if job.target else []
-    return folder, read_program(found[0], folder) if found else None
+def _folder(job: Job) -> Path:
+    """The folder in which a job's paths start."""
+    return job.code or (Path() if job.kind == "module" else Path(job.target).parent)
 
 
 def _context(job: Job, settings: Mapping[str, Any], program: Program | None) -> Context:

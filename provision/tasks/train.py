@@ -1,11 +1,7 @@
-"""``clusterctl train`` and ``resume``: run a training on several nodes, each with its rank.
+"""``clusterctl train``: run a training on several nodes, each with its rank.
 
 ``train`` lists the stages in their order: pack the run's files, prepare the nodes and pass the gate
 (``tasks/gate.py``), let a launcher plan every node, start the agents and follow them (``tasks/start.py``).
-
-``resume`` continues a run that has ended from its newest complete checkpoint, on the same nodes. They have the run's
-folder with its code and its plans. The plans are read back from there, so any machine with the inventory can resume a
-run. Only the ports, the agents' token and the number of restarts are new.
 """
 
 from __future__ import annotations
@@ -18,14 +14,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
-from provision.inventory import fold
+from provision.errors import UsageError
 from provision.inventory.document import shown
-from provision.launchers import choose, fewer, launch, pack
+from provision.launchers import choose, launch, pack
 from provision.masking import mask_words
 from provision.model import Inventory, Node, Notice
-from provision.render import quote
-from provision.run import Job, Launch, RunFiles, RunSpec, new_run_id, plan_name, record, resume_args, world_size
+from provision.run import Job, Launch, RunFiles, RunSpec, new_run_id, resume_args
 from provision.run.config import MisspelledKeyError
 from provision.run.config_text import read
 from provision.run.ignored import unsent_text
@@ -34,21 +28,17 @@ from provision.run.spec import VISIBLE, choose_nodes, workers
 from provision.tasks import ds_files
 from provision.tasks.gate import GateOptions, GateResult, gate
 from provision.tasks.pattern import read_pattern
-from provision.tasks.resume_arg import AskResume, choose_resume_arg, with_resume_arg
-from provision.tasks.runs import by_name, find, refuse_others, run_folder
+from provision.tasks.resume_arg import AskResume, Place, choose_resume_arg, learn_resume_arg
+from provision.tasks.runs import run_folder
 from provision.tasks.start import Following, Start
 from trainer import ds_config
-from trainer.agent.contract.plan import Link, Plan, from_json
-from trainer.agent.contract.untrusted import UntrustedError
+from trainer.agent.contract.plan import Link, Plan
 
 if TYPE_CHECKING:
-    from provision.run import Facts
-    from provision.run.found import Run
     from provision.session import Session
 
 DEFAULT_CONFIG = "train.yaml"
 GRACE = 10.0
-_DEADLINE = 30.0
 ZERO_CHOICES = ("0", "1", "2", "3", "2-offload", "3-offload")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")
 
@@ -97,27 +87,6 @@ class Training:
     ask_resume: AskResume | None = None
 
 
-@dataclass(frozen=True)
-class ResumeOptions:
-    """How a run resumes.
-
-    Attributes:
-        force: continue although the gate refuses nodes.
-        count: on the first nodes of the run; None: on all that the session has.
-        restarts: how often it may restart automatically; None: as before.
-        following: how it is followed.
-        resume_arg: the program's arguments to resume, which the run keeps; None: as before.
-        ask_resume: asks for them if they are not known; None: there is no terminal.
-    """
-
-    force: bool = False
-    count: int | None = None
-    restarts: int | None = None
-    following: Following = field(default_factory=Following)
-    resume_arg: str | None = None
-    ask_resume: AskResume | None = None
-
-
 def find_config(inventory: Inventory) -> Path:
     """The configuration of a command that names none: the inventory's ``train.config``, or ``train.yaml`` here.
 
@@ -150,8 +119,8 @@ def train(session: Session, asked: Training) -> TrainResult:
     run, files, nodes = _pack(session, asked)
     for text in (*files.notices, *([unsent_text(files.unsent)] if files.unsent else ())):
         session.emit(Notice(text))
-    asked = _resuming(asked, files)
     with gate(session, nodes, run, files, _gate_options(session, asked, nodes)) as passed:
+        asked = _resuming(session, passed, run, files, asked)
         spec = _spec(session, passed, run, files, asked)
         launched = launch(spec)
         for notice in launched.notices:
@@ -184,61 +153,9 @@ def dry_run(session: Session, asked: Training) -> tuple[RunSpec, Launch, RunFile
     scratch = f"/tmp/clusterctl-dry-run-{secrets.token_hex(8)}"  # noqa: S108 - on the nodes, under a random name
     options = replace(_gate_options(session, asked, nodes), scratch=scratch)
     with gate(session, nodes, run, files, options) as passed:
-        spec = _spec(session, passed, run, files, _resuming(replace(asked, ask_resume=None), files))
+        asked = replace(asked, job=choose_resume_arg(asked.job, files, None))
+        spec = _spec(session, passed, run, files, asked)
         return spec, launch(spec), files
-
-
-def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainResult:
-    """Resume a run on the session's nodes among its own.
-
-    Args:
-        session: the command's session.
-        word: the run; None: the newest.
-        options: how it resumes.
-
-    Raises:
-        UsageError: no run matches, it is running, it has finished, or it cannot be resumed.
-        PreflightError: it is another user's, or a node cannot take part.
-        NodesFailedError: nodes of it do not answer.
-        RunFailedError: it failed; every node was stopped.
-        InterruptedByUser: it was stopped.
-    """
-    inventory = session.inventory
-    run, found = find(session, word, on=inventory.nodes)
-    refuse_others(session, run, found, others_too=False)
-    chosen = remaining(session, run, found.unreachable, options.count)
-    refuse_resume(session, run, found.unreachable, chosen=chosen)
-    members = [by_name(inventory)[name] for name in chosen or run.nodes]
-    plans = _plans(session, run, members)
-    before = plans[0].nnodes
-    refuse_plans(plans)
-    kept = record.read(record.folder_of(inventory.path, run.id)) or {}
-    text = options.resume_arg
-    if text is None and options.ask_resume and kept.get("resume_arg", "") is None:
-        text = options.ask_resume(f"the program of run {run.id}")
-    if text is not None:
-        plans = with_resume_arg(plans, text)
-    limited = {plan.node: plan.env.get(VISIBLE) for plan in plans}
-    visible = {name: str(gpus) for name, gpus in limited.items() if gpus is not None}
-    strict = GateOptions(force=options.force, visible=visible)
-    with gate(session, members, run.id, None, strict) as passed:
-        head = passed.answers[members[0].name].facts
-        if len(members) < before:
-            moved = plans[0].node_rank != 0
-            facts = {name: answer.facts.interface for name, answer in passed.answers.items()} if moved else {}
-            plans = fewer(plans, members[0].train_address, facts)
-            _warn_fewer(session, run, members, before, plans, found.unreachable)
-        fresh = renewed(plans, head, token=secrets.token_hex(16), restarts=options.restarts)
-    about = {
-        "master": f"{members[0].train_address}:{head.port}",
-        "prefix": plans[0].prefix,
-        "folder": str(run_folder(inventory, run.id)),
-        "launcher": kept.get("launcher"),
-        "argv": kept.get("argv"),
-        "unsent": kept.get("unsent", {}),
-        "resume_arg": kept.get("resume_arg") if text is None else text,
-    }
-    return Start(session, members, run.id, fresh, about).follow(options.following)
 
 
 def linked(launched: Launch, spec: RunSpec, port: int | None, token: str, lost_after: float) -> list[Plan]:
@@ -275,10 +192,12 @@ def _pack(session: Session, asked: Training) -> tuple[str, RunFiles, tuple[Node,
     return run_id(asked), files, nodes
 
 
-def _resuming(asked: Training, files: RunFiles) -> Training:
+def _resuming(session: Session, passed: GateResult, run: str, files: RunFiles, asked: Training) -> Training:
     """The training with its script's arguments to resume. The user is asked for them if it may restart."""
-    ask = asked.ask_resume if asked.policy.restarts else None
-    return replace(asked, job=choose_resume_arg(asked.job, files, ask))
+    ask, head = asked.ask_resume if asked.policy.restarts else None, passed.nodes[0]
+    prefix = passed.answers[head.name].prefix(session.inventory)
+    place = Place(head, run_folder(session.inventory, run), prefix)
+    return replace(asked, job=learn_resume_arg(session, asked.job, files, place, ask))
 
 
 def takes_any_key(inventory: Inventory, asked: Training) -> bool:
@@ -368,137 +287,3 @@ def _spec(session: Session, passed: GateResult, run: str, files: RunFiles, asked
         restarts=asked.policy.restarts,
         none_ok=True,
     )
-
-
-def remaining(session: Session, run: Run, unreachable: Mapping[str, str], count: int | None) -> tuple[str, ...] | None:
-    """The nodes of a run on which it continues, in the order of their ranks; None: the user chose none, so all.
-
-    Raises:
-        UsageError: none of the run's nodes was chosen, or it has fewer than ``count``.
-    """
-    if count is None and len(session.nodes) == len(session.inventory.nodes):
-        return None
-    allowed = {node.name for node in session.nodes}
-    among = [name for name in run.nodes if name in allowed]
-    ran = f"run {run.id} ran on {fold(run.nodes)}"
-    if not among:
-        raise UsageError(f"{ran}, and none of these nodes was chosen", hint=f"choose among {fold(run.nodes)}")
-    if count is None:
-        return tuple(among)
-    if count > len(among):
-        silent = sorted(allowed & unreachable.keys())
-        more = f"; {fold(silent)} did not answer" if silent else ""
-        raise UsageError(
-            f"--nodes {count}: {ran}{more}; it resumes on these nodes or fewer",
-            hint=session.again(command="resume", nodes=str(len(among)), words=(run.id,)),
-        )
-    return tuple(among[:count])
-
-
-def _warn_fewer(
-    session: Session,
-    run: Run,
-    members: Sequence[Node],
-    before: int,
-    plans: Sequence[Plan],
-    unreachable: Mapping[str, str],
-) -> None:
-    """Warn about what changes, and where processes of the run may be left."""
-    size, was = world_size(plans), int(run.head.number("world_size") or 0)
-    ranks = ", ".join(f"{node.name} is node {rank}" for rank, node in enumerate(members[:8]))
-    text = f"run {run.id} resumes on {len(members)} of {before} nodes: {ranks}; world size {size}"
-    text += f" instead of {was}" if was and was != size else ""
-    session.warn(f"{text}. A global batch that is counted per rank becomes smaller")
-    if unreachable:
-        session.warn(f"{fold(unreachable)}: no answer, so processes of the run may be left there")
-
-
-def refuse_resume(
-    session: Session, run: Run, unreachable: Mapping[str, str], *, chosen: Sequence[str] | None = None
-) -> None:
-    """Refuse a run that cannot be resumed; ``chosen`` are the nodes that it continues on, None for all.
-
-    Raises:
-        UsageError: it is running, or it has finished.
-        NodesFailedError: nodes of it do not answer.
-    """
-    if run.live:
-        live = fold(part.node for part in run.parts if part.live)
-        raise UsageError(
-            f"run {run.id} is running on {live}",
-            hint=f"clusterctl logs -f {run.id}; to restart it from its checkpoint, first: clusterctl stop {run.id}",
-        )
-    silent = {
-        part.node: "no answer"
-        for part in run.parts
-        if part.alive is None and part.node in unreachable and (chosen is None or part.node in chosen)
-    }
-    if silent or (run.missing and chosen is None):
-        reasons = {**{name: why for name, why in unreachable.items() if name not in run.nodes}, **silent}
-        raise NodesFailedError(
-            f"run {run.id} cannot resume without all of its nodes; nothing was started",
-            reasons=reasons,
-            hint=f"when they are back: {session.again(command='resume', words=(run.id,))}; on the other nodes: "
-            + session.again(command="resume", words=(run.id,), exclude=fold(reasons)),
-            nothing_done=True,
-        )
-    if run.state == "finished":
-        raise UsageError(
-            f"run {run.id} has finished: there is nothing to resume",
-            hint=f"clusterctl collect {run.id}",
-        )
-
-
-def refuse_plans(plans: Sequence[Plan]) -> None:
-    """Refuse a run without instructions to resume in its plans.
-
-    Raises:
-        UsageError: the run's checkpoints are not known.
-    """
-    if plans[0].resume is None:
-        raise UsageError(
-            f"run {plans[0].run} cannot be resumed: where its program saves checkpoints is not known",
-            hint="start the next one with: clusterctl train --output DIR --resume-arg '--resume={checkpoint}' SCRIPT",
-        )
-
-
-def renewed(plans: Sequence[Plan], head: Facts, *, token: str, restarts: int | None = None) -> list[Plan]:
-    """The plans with fresh ports and another token for the agents' link, to continue from the newest checkpoint.
-
-    Args:
-        plans: the old plans, in the order of their ranks.
-        head: rank 0's node now.
-        token: hex digits that only the agents of this run know.
-        restarts: how often it may restart automatically; None: as before.
-    """
-    fresh = []
-    for plan in plans:
-        port = head.port or plan.port
-        link = plan.link and plan.link._replace(port=head.link_port or plan.link.port, token=token)
-        env = {**plan.env, **({"MASTER_PORT": str(port)} if "MASTER_PORT" in plan.env else {})}
-        new = plan._replace(resuming=True, none_ok=False, port=port, link=link, env=env)
-        fresh.append(new if restarts is None else new._replace(restarts=restarts))
-    return fresh
-
-
-def _plans(session: Session, run: Run, members: Sequence[Node]) -> list[Plan]:
-    """The plan of each node's agent, in the order of the ranks."""
-    folder = str(run_folder(session.inventory, run.id))
-    ranks = {part.node: part.rank for part in run.parts}
-
-    def ask(node: Node) -> Plan:
-        name = plan_name(ranks[node.name])
-        result = session.run(node, f"head -c 16777216 -- {quote(folder)}/{name}", deadline=_DEADLINE)
-        try:
-            return from_json(result.out)
-        except UntrustedError as error:
-            raise ClusterctlError(result.err.strip() or f"{folder}/{name} {error}") from None
-
-    outcome = session.each(ask, on=members)
-    if outcome.failed:
-        raise PreflightError(
-            f"run {run.id} cannot be read on {len(outcome.failed)} of {len(members)} nodes; nothing was started",
-            reasons=outcome.reasons,
-            hint=outcome.hint(f"clusterctl status {run.id}"),
-        )
-    return list(outcome.ok.values())

@@ -1,24 +1,12 @@
 #!/usr/bin/env python3
-"""Writes docs/checks.md from the checks and their recordings.
-
-scripts/pages/checks.py          writes the page
-scripts/pages/checks.py --print  shows it
-"""
+"""Writes docs/checks.md from the checks and their recordings."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from generated import write
+from recorded import FOLDER, Recording, recorded
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "checks.md"
-
-sys.path[:0] = [str(ROOT)]
-sys.path += [str(ROOT / "tests" / "unit")]
-
-from recorded import FOLDER, Recording, recorded  # noqa: E402
-
-from provision import checks  # noqa: E402
+from provision import checks
 
 WHAT = {
     "clock": "Clocks",
@@ -164,13 +152,5 @@ def wrapped(text: str, width: int = 120) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    text = wrapped(page())
-    if "--print" in sys.argv[1:]:
-        print(text, end="")
-    else:
-        PAGE.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write({"docs/checks.md": wrapped(page())})

@@ -1,22 +1,10 @@
 #!/usr/bin/env python3
-"""Writes docs/replays.md from the replays of public failures (tests/unit/replay) and what diagnose makes of them.
-
-scripts/pages/replays.py          writes the page
-scripts/pages/replays.py --print  shows it
-"""
+"""Writes docs/replays.md from the replays of public failures (tests/unit/replay) and what diagnose makes of them."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "replays.md"
-
-sys.path[:0] = [str(ROOT)]
-sys.path += [str(ROOT / "tests" / "unit")]
-
-from replay.replays import PARTS, Replay, first_look, replays, score  # noqa: E402
+from generated import write
+from replay.replays import PARTS, Replay, first_look, replays, score
 
 HEAD = """\
 # Replays of public failures
@@ -108,13 +96,5 @@ def _early(caught_by: str) -> str:
     return f"`clusterctl {caught_by}`" if "." not in caught_by else f"`{caught_by}`"
 
 
-def main() -> None:
-    text = page()
-    if "--print" in sys.argv[1:]:
-        print(text, end="")
-    else:
-        PAGE.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write({"docs/replays.md": page()})

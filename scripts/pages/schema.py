@@ -1,22 +1,13 @@
 #!/usr/bin/env python3
-"""Writes provision/inventory/schema.json, the inventory's JSON schema.
-
-scripts/pages/schema.py          writes the file
-scripts/pages/schema.py --print  shows it
-"""
+"""Writes provision/inventory/schema.json, the inventory's JSON schema."""
 
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-FILE = ROOT / "provision" / "inventory" / "schema.json"
+from generated import write
 
-sys.path[:0] = [str(ROOT)]
-
-from provision.inventory.json_schema import build  # noqa: E402
+from provision.inventory.json_schema import build
 
 
 def schema() -> str:
@@ -24,7 +15,4 @@ def schema() -> str:
 
 
 if __name__ == "__main__":
-    if "--print" in sys.argv[1:]:
-        print(schema(), end="")
-    else:
-        FILE.write_text(schema(), encoding="utf-8")
+    write({"provision/inventory/schema.json": schema()})

@@ -1,29 +1,18 @@
 #!/usr/bin/env python3
-"""Writes docs/troubleshooting.md from the table of causes, the rules about running trainings, and the recorded runs.
-
-scripts/pages/troubleshooting.py          writes the page
-scripts/pages/troubleshooting.py --print  shows it
-"""
+"""Writes docs/troubleshooting.md from the table of causes, the rules about running trainings, and the recorded runs."""
 
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "troubleshooting.md"
+from generated import write
+from recorded_runs.cases import cases
+from replays import by_kind, scores
 
-sys.path[:0] = [str(ROOT)]
-sys.path += [str(ROOT / "tests" / "unit"), str(ROOT / "scripts" / "pages")]
-
-from recorded_runs.cases import cases  # noqa: E402
-from replays import by_kind, scores  # noqa: E402
-
-from provision.diagnosis.cause import Cause  # noqa: E402
-from provision.diagnosis.causes import SUBJECTS, TABLE  # noqa: E402
-from provision.diagnosis.conditions import RULES, Rule  # noqa: E402
+from provision.diagnosis.cause import Cause
+from provision.diagnosis.causes import SUBJECTS, TABLE
+from provision.diagnosis.conditions import RULES, Rule
 
 HEAD = """\
 # Troubleshooting
@@ -125,13 +114,5 @@ def plain(template: str) -> str:
     return re.sub(r"\{(\w+)\}", lambda found: f"`{found[1].upper()}`", text)
 
 
-def main() -> None:
-    text = page()
-    if "--print" in sys.argv[1:]:
-        print(text, end="")
-    else:
-        PAGE.write_text(text, encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write({"docs/troubleshooting.md": page()})

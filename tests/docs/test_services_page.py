@@ -1,7 +1,5 @@
 """The pages about services agree with provision/services."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,12 +8,6 @@ from provision import services
 from provision.services import sysctl
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_the_tables_are_up_to_date():
-    argv = [sys.executable, ROOT / "scripts" / "pages" / "services.py", "--check"]
-    result = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=120)
-    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("name", services.names())

@@ -109,3 +109,22 @@ def test_deepspeeds_tags_are_resumed_without_options_and_unusable_work_is_moved_
     assert plain_nodes.on("node01", "cat", f"{out}/latest") == "iter_40"
     assert f"moved aside, because it could not be used: node01:{out}/kept-1" in plain_nodes.run("status", run).stdout
     assert plain_nodes.marked() == []
+
+
+def test_a_script_that_only_its_help_explains_is_restarted_and_resumed(plain_nodes):
+    """Its options are not in its source: rank 0's node is asked, which neither trains nor writes into the run."""
+    started = plain_nodes.start(
+        *("train", "--nodes", "2", "--restarts", "1", "hidden.py", "--", "--steps", "40", "--out_dir", "out"),
+        until=r"step 12 ",
+    )
+    run = plain_nodes.last_run().name
+    assert plain_nodes.record()["resume_arg"] == "--resume_from {checkpoint}", started.output
+    plain_nodes.kill("node02", plain_nodes.rank("node02"), signal.SIGKILL)
+    assert started.finish(180) == 0, started.output
+    assert "resume is not in its source: the start of the run asks hidden.py --help" in started.output
+    assert "to resume, hidden.py gets --resume_from {checkpoint}, by its option --resume_from (its --help)" in (
+        started.output
+    )
+    assert re.search(r"rank 0 resumes from step 1[05]", started.output), started.output
+    assert sorted(losses(plain_nodes, run)) == list(range(1, 41))
+    assert plain_nodes.on("node01", "sh", "-c", "ls -d /tmp/clusterctl-help-* 2>/dev/null || true") == ""

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from provision.errors import ListedError
-from provision.launchers import from_words
+from provision.launchers import from_words, pack
 from provision.run import RunFiles
 from provision.run.program import read_program
+from provision.run.script_source import Source
 from provision.tasks.ds_files import check_job, context_of, refuse, world_of
 
 DS = {"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "AdamW", "params": {"lr": 2e-5}}}
@@ -24,8 +25,10 @@ def here(tmp_path, monkeypatch):
 
 
 def checked(words, settings=None, texts=None):
-    files = RunFiles(Path("x"), "x", texts or {}, (), settings=settings or {})
-    return check_job(from_words(tuple(words.split())), files, world=2, env={})
+    job = from_words(tuple(words.split()))
+    source = None if job.kind == "config" else Source.read([Path(job.target)], Path())
+    files = RunFiles(Path("x"), "x", texts or {}, (), settings=settings or {}, source=source)
+    return check_job(job, files, world=2, env={})
 
 
 def levels(words, **more):
@@ -73,12 +76,12 @@ def test_a_trainer_in_a_module_of_the_folder_is_found(here):
     Path("parts").mkdir()
     Path("parts/__init__.py").write_text("from parts.made import made")
     Path("parts/made.py").write_text(TRAINER)
-    assert read_program(Path("train.py"), Path()).kind == "trainer"
+    assert read_program(Source.read([Path("train.py")], Path())).kind == "trainer"
     Path("parts/made.py").write_text("from accelerate import Accelerator")
-    assert read_program(Path("train.py"), Path()).kind == "accelerate"
+    assert read_program(Source.read([Path("train.py")], Path())).kind == "accelerate"
     Path("train.py").write_text("def (")
-    assert read_program(Path("train.py"), Path()) is None
-    assert read_program(Path("none.py"), Path()) is None
+    assert read_program(Source.read([Path("train.py")], Path())) is None
+    assert read_program(Source.read([Path("none.py")], Path())) is None
 
 
 def test_a_config_of_llamafactory_and_one_of_accelerate_name_files_too(here):
@@ -160,3 +163,12 @@ def test_a_preset_shows_the_arguments_that_match(run):
     data = json.loads(run("ds-config", "--like", "llama-7b", "--json")[1])
     assert "--learning_rate 2e-5" in data["arguments"]
     assert "warmup_steps: 1000" in data["llamafactory"]
+
+
+def test_a_script_is_read_once(here):
+    Path("train.py").write_text(TRAINER)
+    job = from_words(("train.py", "--deepspeed", "ds.json", "--per_device_train_batch_size", "2"))
+    files = pack(job)
+    Path("train.py").write_text(OWN)  # is not read again: pack gave its source on
+    ((found,),) = [each.findings for each in check_job(job, files, world=2, env={})[0]]
+    assert found.key == "optimizer.params.lr"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import PurePosixPath
+from types import SimpleNamespace
 
 import pytest
 
-from provision.errors import UsageError
+from provision.errors import ClusterctlError, UsageError
 from provision.launchers import pack
 from provision.run import Job
 from provision.run.outputs import output_of
 from provision.run.resume_args import Resuming, derive, notices
 from provision.run.script_source import Source
-from provision.tasks.resume_arg import choose_resume_arg, with_resume_arg
+from provision.tasks.resume_arg import Place, choose_resume_arg, learn_resume_arg, with_resume_arg
 from trainer.agent.contract.plan import Plan, Resume, from_json
 
 NANOGPT = """
@@ -61,6 +64,9 @@ SCRIPTS = {
     "from lightning.pytorch.cli import LightningCLI\nLightningCLI()": "--ckpt_path {checkpoint}",
     "import tyro\nfrom dataclasses import dataclass\n@dataclass\nclass Args:\n    resume: str | None = None\n"
     "args = tyro.cli(Args)": "--resume {checkpoint}",
+    "import tyro\nfrom dataclasses import dataclass\n@dataclass\nclass Inner:\n    resume: str = ''\n"
+    "@dataclass\nclass Args:\n    inner: Inner\ntyro.cli(Args)": None,  # --inner.resume, as its --help tells
+    "import typer\ndef main(resume_from: str = ''): pass\ntyper.run(main)": "--resume-from {checkpoint}",
     "import fire\ndef main(lr=1, resume_from=''):\n    pass\nfire.Fire(main)": "--resume_from {checkpoint}",
     "import click\n@click.command()\n@click.option('--resume', is_flag=True)\ndef main(resume): pass": "--resume",
     "from absl import flags\nflags.DEFINE_string('resume', None, 'checkpoint')": "--resume {checkpoint}",
@@ -122,6 +128,91 @@ def test_the_user_is_asked_only_if_nothing_is_known(tmp_path, monkeypatch):
     assert chosen(tmp_path, monkeypatch, replace(job, resume_arg="")) == ("", [])
     assert chosen(tmp_path, monkeypatch, replace(job, target="b.py")) == ("--resume {checkpoint}", [])
     assert chosen(tmp_path, monkeypatch, replace(job, args=())) == (None, [])
+
+
+class Session:
+    """Answers for rank 0's node, and keeps what was asked and said."""
+
+    def __init__(self, answer):
+        self.answer, self.asked, self.said = answer, [], []
+        self.inventory = SimpleNamespace(train=SimpleNamespace(env={"PYTHONPATH": "src"}))
+
+    def stage(self, key, title, total):
+        return nullcontext()
+
+    def output(self, node, script, *, deadline):
+        self.asked.append(script)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return json.dumps(self.answer)
+
+    def emit(self, notice):
+        self.said.append(notice.text)
+
+
+def learned(tmp_path, monkeypatch, answer, text, job, ask=None):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.py").write_text(text)
+    session, place = Session(answer), Place(None, PurePosixPath("/runs/r 1"), PurePosixPath("/env"))
+    return learn_resume_arg(session, job, pack(job), place, ask).resume_arg, session
+
+
+HIDDEN = "import argparse\nfrom mine import add_options"
+HELP = {"text": "options:\n  --resume_from PATH  a checkpoint\n", "rc": 0}
+SAVES = Job("script", "a.py", ("fit", "--out_dir", "x"))
+
+
+def test_a_program_is_asked_on_the_node_and_the_answer_is_told(tmp_path, monkeypatch):
+    text, session = learned(tmp_path, monkeypatch, HELP, HIDDEN, SAVES)
+    assert text == "--resume_from {checkpoint}"
+    assert session.asked == [
+        "exec /env/bin/python -I '/runs/r 1'/agent usage --path=src -- '/runs/r 1'/job a.py fit --help\n"
+    ]
+    assert [each.partition(",")[0] for each in session.said] == ["to resume"]
+    job = Job("module", "a", ("--out_dir", "x"), env={"PYTHONPATH": "lib"})
+    _, session = learned(tmp_path, monkeypatch, HELP, HIDDEN, job)
+    assert "--path=lib -- '/runs/r 1'/job -m a --help" in session.asked[0]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *({**HELP, "rc": rc} for rc in (None, 1, 2, "0")),
+        *({"text": 1, "rc": 0}, {"rc": 0}, {"text": "", "rc": 0}, []),
+        {"text": "a\nImportError: x\n", "rc": 1},
+        ClusterctlError("no answer"),
+    ],
+)
+def test_without_an_answer_the_user_is_asked(tmp_path, monkeypatch, answer):
+    text, session = learned(tmp_path, monkeypatch, answer, HIDDEN, SAVES, lambda name: f"--go-on {name}")
+    assert text == "--go-on a.py"
+    assert "is not known" in session.said[-1]
+    assert learned(tmp_path, monkeypatch, answer, HIDDEN, SAVES)[0] is None
+
+
+def test_the_reason_is_told(tmp_path, monkeypatch):
+    for answer, reason in (
+        (
+            {"text": "Traceback …\n  File\nImportError: no torch\n", "rc": 1},
+            "it ended with status 1: ImportError: no torch",
+        ),
+        ({"text": "step 1\n", "rc": None}, "no answer in time: step 1"),
+        (ClusterctlError("no connection"), "no connection"),
+    ):
+        assert learned(tmp_path, monkeypatch, answer, HIDDEN, SAVES)[1].said[0] == f"a.py --help: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("text", "job"),
+    [
+        (HIDDEN, Job("script", "a.py")),  # it is not known to save anything
+        (HIDDEN, replace(SAVES, resume_arg="")),
+        (argparse('"--resume"'), SAVES),
+        ("print(1)", SAVES),
+    ],
+)
+def test_no_other_program_is_asked(tmp_path, monkeypatch, text, job):
+    assert learned(tmp_path, monkeypatch, HELP, text, job)[1].asked == []
 
 
 def test_a_resume_takes_other_arguments_and_keeps_them_in_the_plans():

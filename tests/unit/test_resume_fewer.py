@@ -14,7 +14,8 @@ from provision.model import Inventory, Node
 from provision.run import Facts, Job, RunSpec, Worker, world_size
 from provision.run.found import merge_runs, parse_runs
 from provision.session import Session
-from provision.tasks.train import linked, refuse_resume, remaining, renewed
+from provision.tasks.resume import refuse_resume, remaining, renewed
+from provision.tasks.train import linked
 from trainer.agent.contract.plan import Plan, from_json
 
 PACKAGES = ("accelerate", "deepspeed", "llamafactory", "torch")

@@ -24,8 +24,8 @@ from provision.session import Outcome, Session
 from provision.summaries.runs import run_lines, run_output, stop_output
 from provision.tasks import runs as runs_module
 from provision.tasks.logs import tail_script
+from provision.tasks.resume import refuse_resume
 from provision.tasks.runs import Runs, RunStatus, Stopped, find, list_script, parse_proof, refuse_others, stop_result
-from provision.tasks.train import refuse_resume
 from provision.transfer.fetch import RemoteFile, UnrequestedFile, fetch, lacking, list_files, parse_list
 
 NODE = Node("node01", "10.0.0.1")

@@ -13,8 +13,9 @@ from provision.run import Facts, Job, Launch, RunSpec, Worker, new_run_id
 from provision.run.record import output_of
 from provision.session import Session
 from provision.summaries.runs import train_output
+from provision.tasks.resume import refuse_plans, renewed
 from provision.tasks.start import Following, Start
-from provision.tasks.train import Training, find_config, linked, refuse_plans, renewed, run_id, visible
+from provision.tasks.train import Training, find_config, linked, run_id, visible
 from trainer.agent.contract.plan import Link, Plan, Resume
 
 PROVED = '{"event": "stopped", "left": []}\nproved processes\nproved ports\nproved gpus\n'

@@ -5,6 +5,7 @@
     python -I agent probe --master ADDR --rank N [--port P] [--folder DIR]
     python -I agent digest [--patience SECONDS] PATH...
     python -I agent talk [--patience SECONDS] [PATH...]
+    python -I agent usage [--path PATHS] FOLDER WORD...
     python -I agent start plan.json
     python -I agent follow plan.json [--from OFFSET]
     python -I agent stop plan.json [--save] [--who TEXT] [--patience SECONDS]
@@ -12,6 +13,8 @@
 
 ``probe`` prints one JSON object (see ``probe.py``). It exits with 0, also when the object's ``error`` says that
 the node cannot take part.
+
+``usage`` prints ``{"text", "rc"}``: what a program answers to a question for its options, see ``usage.py``.
 
 ``start`` reads the plan (``contract/plan.py``) and starts a daemon that outlives this command and its session. When the
 daemon owns the run, ``start`` prints ``{"started": true, "pid", "guard", "at"}``: the daemon's events start at byte
@@ -87,6 +90,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
         from . import talk  # noqa: PLC0415
 
         return talk.talk(options.paths, options.patience)
+    if options.command == "usage":
+        from . import usage  # noqa: PLC0415
+
+        return _print(usage.usage(options.folder, options.words, path=options.path))
     from .contract.plan import PlanError  # noqa: PLC0415
     from .run_files import load_plan  # noqa: PLC0415
 
@@ -157,6 +164,10 @@ def _parser() -> argparse.ArgumentParser:
         read = commands.add_parser(name, help=text, formatter_class=form)
         read.add_argument("--patience", type=float, default=2.0, help="seconds to spend on reading")
         read.add_argument("paths", nargs=number)
+    usage = commands.add_parser("usage", help="print what a program answers to a question", formatter_class=form)
+    usage.add_argument("--path", default="", help="its PYTHONPATH")
+    usage.add_argument("folder", help="the folder of its files")
+    usage.add_argument("words", nargs="+", help="the arguments of Python")
     for name, text in (
         ("start", "start a plan as a daemon"),
         ("follow", "print the events of a run"),

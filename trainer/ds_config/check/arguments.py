@@ -15,6 +15,7 @@ from trainer.ds_config.check.finding import ERROR, Finding
 from trainer.ds_config.check.keys import AUTO, finding
 from trainer.ds_config.check.reading import Document, plain
 from trainer.ds_config.check.rules import whole
+from trainer.words import read
 
 # Defaults of TrainingArguments (transformers 5.6).
 DEFAULTS: Dict[str, Any] = {
@@ -26,7 +27,6 @@ DEFAULTS: Dict[str, Any] = {
 _BOOLS = frozenset({"fp16", "bf16", "fp16_full_eval", "bf16_full_eval", "auto_find_batch_size"})
 _TRUE, _FALSE = frozenset({"true", "yes", "y", "t", "1"}), frozenset({"false", "no", "n", "f", "0"})
 _SHORT = {"per_gpu_train_batch_size": "per_device_train_batch_size"}
-_MOST = 100_000  # words of a command line
 _NUMBER = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
@@ -65,25 +65,13 @@ RULES = (
 
 
 def parse(words: Sequence[str]) -> Dict[str, Any]:
-    """The arguments of a command line that the rules compare, and all others as text.
-
-    ``--name value``, ``--name=value``, ``--name`` alone and ``key=value`` (LLaMA-Factory) are understood, with ``-``
-    for ``_``. The last one counts.
-    """
+    """The arguments of a command line that the rules compare, and all others as text; a flag is ``true``."""
     found: Dict[str, Any] = {}
-    at, words = 0, words[:_MOST]
-    while at < len(words):
-        word, at = words[at], at + 1
-        if not word.startswith("--") and "=" not in word:
+    for option in read(words):
+        name = option.name
+        if not name.isidentifier():  # plain words, or the key of a nested configuration
             continue
-        name, has, value = word.lstrip("-").partition("=")
-        name = name.replace("-", "_")
-        if not name.isidentifier():
-            continue
-        if not has:
-            is_value = at < len(words) and (not words[at].startswith("-") or _NUMBER.fullmatch(words[at]) is not None)
-            value = words[at] if is_value else "true"
-            at += is_value
+        value = option.values[0] if option.values else "true"
         if name.startswith("no_") and name[3:] in _BOOLS:
             name, value = name[3:], "false"
         found[_SHORT.get(name, name)] = typed(name, value)
