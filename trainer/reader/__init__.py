@@ -11,7 +11,6 @@ from trainer.agent.reader import (
     Series,
     as_csv,
     parse_all,
-    parse_line,
     read,
     series,
 )
@@ -27,7 +26,6 @@ __all__ = [
     "Series",
     "as_csv",
     "parse_all",
-    "parse_line",
     "read",
     "series",
 ]

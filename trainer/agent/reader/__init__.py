@@ -8,7 +8,7 @@
 It is in the agent's folder because the agent needs it on the nodes. Other code imports ``trainer.reader``.
 """
 
-from .formats import MARKS, LogLine, parse_all, parse_line
+from .formats import MARKS, LogLine, parse_all
 from .stream import FIELDS, Reader, Reading, Resume, Row, Series, as_csv, read, series
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "Series",
     "as_csv",
     "parse_all",
-    "parse_line",
     "read",
     "series",
 ]

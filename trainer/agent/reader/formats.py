@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Pattern
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Pattern
 
 # Every line with values has one of these words. Searching for them is much cheaper than parsing.
 MARKS = ("loss", "Loss", "LOSS", "损失", "step", "tokens per iteration", "train_batch_size .")
@@ -107,11 +107,6 @@ class LogLine(NamedTuple):
 def plain(text: str) -> str:
     """Remove the escape sequences of terminals."""
     return _ESCAPES.sub("", text) if "\x1b" in text else text
-
-
-def parse_line(text: str) -> Optional[LogLine]:
-    """The first values in a line, or None."""
-    return next(parse_all(text), None)
 
 
 def parse_all(text: str) -> Iterator[LogLine]:
