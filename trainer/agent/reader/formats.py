@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any, Callable, Dict, Iterator, NamedTuple, Pattern
+from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Pattern
 
 # Every line with values has one of these words. Searching for them is much cheaper than parsing.
 MARKS = ("loss", "Loss", "LOSS", "损失", "step", "tokens per iteration", "train_batch_size .")

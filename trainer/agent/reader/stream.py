@@ -10,7 +10,7 @@ Bytes go in, readings come out (``read``). Other lines of the log complete what 
   the start of the log or a resume with a step, until the epochs show that a line is missing.
 - DeepSpeed's times have no step: they belong to the step in the line before.
 - examples and tokens per second become times, and times tokens per second, if the log has the number per step.
-- lines that no special format knows are read by ``general``, whose ``Places`` turns steps of an epoch into steps of the
+- lines that no special format knows are read by ``general``, and ``places`` turns steps of an epoch into steps of the
   training.
 - ``trainer_log.jsonl`` has the time in whole seconds: a step time is computed every ``PACE`` seconds, to 5 %.
 
@@ -32,7 +32,7 @@ from heapq import merge
 from itertools import groupby
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from . import general, tables
+from . import general, places, tables
 from .formats import MARKS, LogLine, parse_all, plain
 
 LIMIT = 64 << 10  # bytes of a line that are kept: no trainer writes longer lines
@@ -91,7 +91,7 @@ class Reader:
         self._skips = False  # until the next line starts
         self._trainer = _Trainer(logging_steps)
         self._steps: Dict[Optional[int], int] = {}  # by rank: DeepSpeed's last step without a time
-        self._places = general.Places()
+        self._places = places.Places()
         self._tables = tables.Tables()
         self._document = tables.Document()
         self._batch = self._tokens = 0  # examples (DeepSpeed) and tokens (nanoGPT) per step
@@ -300,15 +300,18 @@ class _Trainer:
 def _lines(data: bytes, marks: Sequence[bytes], start: int, end: int) -> Iterator[Tuple[int, int]]:
     """Start and end of each line with one of the marks, in a part of ``data``. Skips most lines unread."""
     places = {mark: data.find(mark, start, end) for mark in marks}
-    while max(places.values()) >= 0:
-        place = min(each for each in places.values() if each >= 0)
+    places = {mark: place for mark, place in places.items() if place >= 0}
+    while places:
+        place = min(places.values())
         begins = max(start, data.rfind(b"\n", start, place) + 1)
         start = data.find(b"\n", place, end)
         start = end if start < 0 else start
         yield begins, start
-        for mark, place in places.items():
-            if 0 <= place < start:
+        for mark, place in [*places.items()]:
+            if place < start:
                 places[mark] = data.find(mark, start, end)
+                if places[mark] < 0:
+                    del places[mark]
 
 
 def _rank(text: str, at: int) -> Optional[int]:
@@ -318,8 +321,8 @@ def _rank(text: str, at: int) -> Optional[int]:
 
 
 def _reading(values: Dict[str, Any], rank: Optional[int], source: str) -> Reading:
-    fields = {name: values[name] for name in FIELDS if name in values}
-    return Reading(step=values.get("step"), rank=rank, total=values.get("total"), source=source, **fields)
+    get = values.get
+    return Reading._make((get("step"), *map(get, FIELDS), rank, get("total"), source))
 
 
 class Resume(NamedTuple):
