@@ -29,6 +29,9 @@ def found(*lines):
         ('{"train": {"loss": 2.5}, "step": 7}', (7, 2.5, None)),
         ("{'train/loss': tensor(2.3100, device='cuda:0'), 'step': 5}", (5, 2.31, None)),
         ("\x1b[32mINFO\x1b[0m:__main__:step=10 loss=2.31", (10, 2.31, None)),
+        ("step 7 loss 2.5 min 1.5 max 3.5", (7, 2.5, None)),
+        ("{'loss': 2, 'lr': 1e-05, 'iteration': 7}", (7, 2.0, None)),
+        ('"step 7", {"iteration": 7, "loss": 2}', (7, 2.0, None)),
         ("epoch 001 | valid on 'valid' subset | loss 9.9 | ppl 900 | num_updates 500", (500, None, 9.9)),
     ],
 )  # fmt: skip
@@ -61,6 +64,11 @@ def test_steps_of_an_epoch_at_the_place_of_a_training_are_corrected_at_the_next_
         "Test:  [  0/25]  eta: 0:00:10  loss: 2.1 (2.1)",
         "step 5: aux_loss 2.3",
         "loss: mse, step: 5",
+        "epoch 5: total loss 2310 EUR",
+        "epoch 5: total loss 2310.50 EUR",
+        "step 5: loss 3.5 dB",
+        "step 4: total loss 2,310.50",
+        "Step 3: the loss: 350",
         "{'train_runtime': 1.5, 'train_loss': 2.3, 'step': 5, 'epoch': 1.0}",
     ],
 )

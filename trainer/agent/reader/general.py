@@ -9,10 +9,11 @@ A wrong reading is worse than none. These rules protect from one:
 - every word of a name is known: ``train/loss`` and ``lm loss`` are losses; ``loss_scale``, ``aux_loss``,
   ``packet loss`` and ``max_steps`` are not. The word before a name belongs to it
 - a step is a whole number, and the end of each number is visible: ``0%``, ``5s`` and ``1.2.3`` are none
+- a loss has a decimal point (``loss 2310`` is an amount), no unit and no groups of digits
 - the name of an evaluation, or the word before the loss ("Test: … loss 2.1"), keeps its loss out of the training's
 - the summary at the end of a training (``train_runtime``) is skipped
 
-The step in an epoch is not the step of the training; ``Places`` computes that. Patterns have no unbounded
+The step in an epoch is not the step of the training; ``places`` computes that. Patterns have no unbounded
 repetition, and each begins where a word begins, so that the time is linear in the length of the line.
 """
 
@@ -22,7 +23,7 @@ import json
 import math
 import re
 from functools import lru_cache
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Match, NamedTuple, Optional, Tuple
 
 from . import names
 from .names import Role, role
@@ -48,16 +49,24 @@ _BAR = re.compile(r"\d{1,3}%\|[^|]{0,400}\| {0,2}(\d{1,15})/(\d{1,15}) \[")
 _TORCHTUNE = re.compile(r"^\D{0,60}?(\d{1,9})\|(\d{1,15})\|Loss: ")
 _KERAS = re.compile(r"^\s{0,9}(\d{1,12})/(\d{1,12}) {1,4}[━=\[]")
 _IN_EPOCH = re.compile(r" ?\[ {0,8}\d")
-_BRACKET = re.compile(r"\[ {0,8}(\d{1,12}) ?/ ?(\d{1,12})\b")
-_EXAMPLES = re.compile(
-    r"\bTrain(?:ing)? Epoch:? {0,4}\d{1,9} {0,4}\["
-)  # examples/mnist of PyTorch: [examples/all (1%)]
+_AFTER_EPOCH = re.compile(  # Epoch: [0][ 10/100], Epoch(train)  [1][ 10/100], Epoch:[1/2](0/100), Train: 0 [ 10/100
+    r"(?:(?i:epoch)(?:\(train\))?|轮次|\bTrain:)[ :\[]{0,9}(\d{1,9})(?: ?/ ?\d{1,9})?[\s|:,;\-()\[\]]{1,9}"
+    r"(\d{1,12}) ?/ {0,4}(\d{1,12})\b"
+)
+_ITER = re.compile(r"\bIter\(train\) {1,4}\[ {0,9}(\d{1,12})/(\d{1,12})\]")
+_EXAMPLES = re.compile(r"\bTrain(?:ing)? Epoch:? {0,4}\d{1,9} {0,4}\[")  # PyTorch's examples/mnist: examples/all (1%)
+_UNIT = re.compile(  # not in front of a number: it is a name there
+    r" ?(?:[€$£¥%°元]|(?:EUR|USD|GBP|CHF|CNY|RMB|JPY|INR|[Dd]ollars?|[Ee]uros?|[Pp]ounds?|yuan|million|billion|[Mm]io"
+    r"|kg|lbs?|dBm?|[Pp]oints?|pts|percent|pct|packets?|[KMGT]?i?B|bytes|k?Wh?|[cmk]?m|ms|s|sec|seconds|min|minutes"
+    r"|hours|days|weeks)(?![\w/]| ?[:=]? ?[-+.\d]))"
+)
+_WHOLE = re.compile(r"[-+]?\d+|.*,.*")
 _SPENT = re.compile(
     r"(?<![\w/.\-])(?:dt|iter time|step time|iter_time|step_time|time)['\"]?[:= ] ?(\d{1,12}(?:\.\d{1,20})?) ?(ms|s)\b"
 )
 _COMPILER = re.compile(r"[^\s:]{1,200}:\d{1,9}:\d{1,9}: (?:note|warning|error): ")
 _EVALUATES = re.compile(
-    r"(?<![\w/.])(?:test|testing|eval|evaluating|evaluation|val|valid|validating|validation|dev)(?![\w/])"
+    r"(?<![\w/.])(?:test|testing|eval|evaluating|evaluation|val|valid|validating|validation|validate|dev)(?![\w/])"
 )
 
 _DIGITS = re.compile(r"([0-9](?<!\w.)[0-9]*)")  # not in a name; starts with a digit, which makes the search fast
@@ -198,6 +207,8 @@ def _plan(shape: str) -> _Plan:
             known, total = Role("epoch", 1), None  # timm: Train: 0 [ 100/1251 (  8%)]
         if known is None or (known.order == names.BATCH and known.field == "step" and total is None):
             continue
+        if known.field in ("loss", "eval_loss") and not _is_loss(shape, pair):
+            continue
         evaluates = known.field == "loss" and _evaluates(shape, at)
         pairs.append(_Pair(known, _number(shape, pair.span(2), digits), total, evaluates))
         numbered = numbered or any(map(str.isdigit, name))
@@ -209,6 +220,12 @@ def _plan(shape: str) -> _Plan:
     spent = _SPENT.search(shape)
     where = _number(shape, spent.span(1), digits) if spent else None
     return _Plan(tuple(pairs), numbered, 2 * part, offset, where, 1e3 if spent and spent.group(2) == "s" else 1.0)
+
+
+def _is_loss(shape: str, pair: Match[str]) -> bool:
+    """Whether a number is written as that of a loss: no unit, and a decimal point unless the name is quoted."""
+    quoted = shape[pair.end(1) : pair.end(1) + 1] in ("'", '"')
+    return not _UNIT.match(shape, pair.end()) and (quoted or not _WHOLE.fullmatch(pair.group(2)))
 
 
 def _number(shape: str, span: Tuple[int, int], digits: List[Tuple[int, int]]) -> _Number:
@@ -300,9 +317,15 @@ def _position(text: str, result: Dict[str, Any]) -> None:
     if _EXAMPLES.search(text):
         result["examples"] = 1
         return
-    found = _BAR.search(text) or _KERAS.search(text) or ("epoch" in result and _BRACKET.search(text)) or None
-    if found and int(found.group(1)) <= int(found.group(2)):
-        result.update(step=int(found.group(1)), total=int(found.group(2)), within=1)
+    found = _BAR.search(text) or _KERAS.search(text) or _ITER.search(text)
+    after = None if found else _AFTER_EPOCH.search(text)
+    if after:
+        result.setdefault("epoch", float(after.group(1)))
+    place = found or after
+    if place:
+        step, total = map(int, place.groups()[-2:])
+        if step <= total:
+            result.update(step=step, total=total, within=1)
 
 
 def whole(number: str) -> Optional[int]:

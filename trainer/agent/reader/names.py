@@ -1,95 +1,50 @@
 """What the names in a line stand for.
 
-``train/loss`` and ``lm loss`` are losses; ``loss_scale``, ``aux_loss``, ``packet loss`` and ``max_steps`` are not. Every word of a name must be known, also the word before it.
+``train/loss`` and ``lm loss`` are losses; ``loss_scale``, ``aux_loss``, ``packet loss`` and ``max_steps`` are not.
+Every word of a name must be known, also the word before it.
 """
 
 from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import List, NamedTuple, Optional
+from typing import FrozenSet, List, NamedTuple, Optional
 
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
+_CHINESE = (
+    "训练|验证|评估|测试|平均|当前|损失值|损失|步骤|步数|迭代|轮次|轮数|学习率|第"  # words without spaces between
+)
+_WORD = re.compile(rf"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|{_CHINESE}|[^\W\d_a-zA-Z]")
 
-_EVAL = frozenset(
-    ["eval", "evaluation", "val", "valid", "validation", "dev", "验证", "评估", "验证集", "验证损失", "评估损失"]
+
+def _set(words: str) -> FrozenSet[str]:
+    return frozenset(words.split())
+
+
+_EVAL = _set("eval evaluation val valid validation dev 验证 评估 集")
+_TEST = _set("test testing best min max 测试")
+_PLAIN = _set(
+    "train training trainer lm total avg average mean running current cur reduced step batch iter iteration global"
+    " metrics cross entropy ce language model modeling smoothed nll info debug 训练 平均 当前 总"
 )
-_TEST = frozenset(["test", "testing", "best", "min", "max", "测试", "测试损失"])
-_PLAIN = frozenset(
-    [
-        "train",
-        "training",
-        "trainer",
-        "lm",
-        "total",
-        "avg",
-        "average",
-        "mean",
-        "running",
-        "current",
-        "cur",
-        "reduced",
-        "step",
-        "batch",
-        "iter",
-        "iteration",
-        "global",
-        "metrics",
-        "cross",
-        "entropy",
-        "ce",
-        "language",
-        "model",
-        "modeling",
-        "smoothed",
-        "nll",
-        "info",
-        "debug",
-        "训练",
-        "平均",
-        "当前",
-        "总",
-    ]
-)
-_LOSS = frozenset(["loss", "losses", "损失", "训练损失", "平均损失", "损失值"])
+_LOSS = _set("loss losses 损失 损失值")
 INDEX, BATCH = 3, 4  # orders of a batch's number: ``batch_idx``; ``batch``, which counts only with a total
 _STEPS = {"step": 1, "steps": 1, "updates": 1, "iteration": 2, "iterations": 2, "iter": 2, "iters": 2, "it": 2,
           "步骤": 1, "步数": 1, "步": 1, "迭代": 2, "batch": BATCH}  # fmt: skip
-_OF_STEP = frozenset(
-    [
-        "train",
-        "training",
-        "trainer",
-        "global",
-        "optimizer",
-        "opt",
-        "current",
-        "cur",
-        "num",
-        "idx",
-        "index",
-        "at",
-        "info",
-        "第",
-        "当前",
-        "训练",
-        "in",
-    ]
+_OF_STEP = _set(
+    "train training trainer global optimizer opt current cur num idx index at info in completed validate 第 当前 训练"
 )
-_EPOCH = frozenset(["epoch", "epochs", "轮", "轮次", "轮数"])
+_EPOCH = _set("epoch epochs 轮 轮次 轮数")
+_AROUND = _set("train training metrics optim optimizer adam w sgd lion muon")  # around the words of the other fields
 _OTHERS = {  # words of a name: field
-    frozenset(words.split()): field
+    _set(words): field
     for words, field in (
         ("lr", "lr"),
         ("learning rate", "lr"),
-        ("train lr", "lr"),
-        ("train learning rate", "lr"),
         ("学习率", "lr"),
         ("grad norm", "grad_norm"),
         ("gradient norm", "grad_norm"),
         ("gnorm", "grad_norm"),
-        ("train grad norm", "grad_norm"),
-        ("optim total grad norm", "grad_norm"),
+        ("total grad norm", "grad_norm"),
         ("tokens per second", "tokens_per_second"),
         ("tokens per sec", "tokens_per_second"),
         ("tok sec", "tokens_per_second"),
@@ -123,10 +78,9 @@ def role(name: str, before: str = "") -> Optional[Role]:
     if _LOSS & set(words):
         return _loss([*([first] if first else []), *words])
     together = frozenset(words)
-    if together in _OTHERS:
-        return Role(_OTHERS[together])
-    if frozenset((first, *words)) in _OTHERS:
-        return Role(_OTHERS[frozenset((first, *words))])
+    other = _OTHERS.get(together - _AROUND) or _OTHERS.get(together | {first})
+    if other:
+        return Role(other)
     if together <= _EPOCH:
         return Role("epoch") if not first or first in _PLAIN else None
     if together == {"rank"}:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Optional, Set
+from typing import Any, Dict, NamedTuple, Optional
+
+_VALUES = {"loss", "eval_loss", "lr", "grad_norm", "ms", "tokens_per_second"}
 
 
 class Placed(NamedTuple):
@@ -26,7 +28,8 @@ class Places:
         self._distance: Dict[Optional[int], int] = {}
         self._offset: Dict[Optional[int], int] = {}
         self._goes_on = False  # steps do not start again in an epoch, although the lines have both
-        self._guessed: Set[Optional[int]] = set()  # ranks whose log started in a later epoch, until the next one starts
+        # By rank, until the second epoch starts: the number of the first epoch, where the log may start in a later one.
+        self._guessed: Dict[Optional[int], int] = {}
         self._steps = False
         self._set: Optional[str] = None
 
@@ -46,7 +49,7 @@ class Places:
         """The values with the step of the training, or None if they have no place."""
         values = self.first_set(values)
         rank = values.get("rank", rank)
-        if "loss" not in values and "eval_loss" not in values:
+        if not _VALUES & values.keys():
             return None
         if "step" not in values:
             return self._without(values, rank)
@@ -62,31 +65,31 @@ class Places:
         self._last[rank] = Placed(epoch, step, total)
         offset = self._offset.get(rank, 0)
         placed = {**values, "step": step + offset, "rank": rank}
-        if total is not None and "epochs" in values and not self._goes_on:
+        if total is not None and values.get("epochs", 0) > 1 and not self._goes_on:
             if _counts_on(self._last[rank], values):
                 del placed["total"]  # of the training or of an epoch: the next epoch will show it
             else:
                 placed["total"] = total * values["epochs"]
-        elif offset:
-            placed.pop("total", None)
+        elif offset or (epoch is not None and values.get("epochs") != 1 and not self._goes_on):
+            placed.pop("total", None)  # of an epoch
         return placed
 
     def _restart(self, rank: Optional[int], last: Optional[Placed], now: Placed, values: Dict[str, Any]) -> None:
         """Notice a new epoch."""
         if last is None:
             if now.epoch and now.total and now.epoch == int(now.epoch):
-                self._guessed.add(rank)
-                self._offset[rank] = 0 if _counts_on(now, values) else _epochs_before(now, values) * now.total
+                first = int("epochs" in values or now.epoch == 1)
+                self._guessed[rank] = first
+                self._offset[rank] = 0 if _counts_on(now, values) else (int(now.epoch) - first) * now.total
             return
         distance = self._distance.get(rank, 1)
-        guessed = False
+        guessed: Optional[int] = None
         if now.epoch is not None and last.epoch is not None:
             if now.epoch <= last.epoch or now.epoch != int(now.epoch):
                 return
-            guessed = rank in self._guessed
-            self._guessed.discard(rank)
+            guessed = self._guessed.pop(rank, None)
             if now.step > last.step:
-                if (guessed or not self._offset.get(rank)) and now.total != last.step:
+                if (guessed is not None or not self._offset.get(rank)) and now.total != last.step:
                     self._goes_on = True
                     self._offset[rank] = 0
                 return
@@ -95,7 +98,9 @@ class Places:
         if self._goes_on:
             return
         more = last.total if last.total is not None else last.step + distance - now.step
-        self._offset[rank] = _epochs_before(now, values) * more if guessed else self._offset.get(rank, 0) + more
+        self._offset[rank] = self._offset.get(rank, 0) + more
+        if guessed is not None and now.epoch is not None:
+            self._offset[rank] = (int(now.epoch) - guessed) * more
 
     def _without(self, values: Dict[str, Any], rank: Optional[int]) -> Optional[Dict[str, Any]]:
         epoch = values.get("epoch")
@@ -112,13 +117,8 @@ class Places:
         return {**values, "step": int(epoch), "rank": rank}
 
 
-def _epochs_before(now: Placed, values: Dict[str, Any]) -> int:
-    """How many epochs are over: ``Epoch [1/3]`` counts from 1, ``Epoch: [0]`` from 0."""
-    return max(0, int(now.epoch or 0) - ("epochs" in values))
-
-
 def _counts_on(now: Placed, values: Dict[str, Any]) -> bool:
     """Whether a step is where it must be if ``total`` is that of all epochs: ``Epoch [6/8] Step [41/64]``."""
     epochs = values.get("epochs")
-    before = _epochs_before(now, values)
+    before = max(0, int(now.epoch or 0) - 1)
     return bool(epochs and now.total and before * now.total < now.step * epochs <= (before + 1) * now.total)

@@ -35,6 +35,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 from . import general, places, tables
 from .formats import MARKS, LogLine, parse_all, plain
 
+MOST = general.MOST
 LIMIT = 64 << 10  # bytes of a line that are kept: no trainer writes longer lines
 PACE = 20  # seconds
 
@@ -407,6 +408,8 @@ class Series:
         self.sources.add(reading.source)
         if reading.total is not None:
             self._totals[rank] = reading.total
+        elif (reading.step or 0) > self._totals.get(rank, MOST):
+            del self._totals[rank]  # it was that of an epoch
         if reading.step is not None:
             self._placed.setdefault((rank, reading.source), _Table()).put(reading.step, reading)
         elif reading.loss is not None or reading.eval_loss is not None:
