@@ -58,7 +58,7 @@ _EXAMPLES = re.compile(r"\bTrain(?:ing)? Epoch:? {0,4}\d{1,9} {0,4}\[")  # PyTor
 _UNIT = re.compile(  # not in front of a number: it is a name there
     r" ?(?:[€$£¥%°元]|(?:EUR|USD|GBP|CHF|CNY|RMB|JPY|INR|[Dd]ollars?|[Ee]uros?|[Pp]ounds?|yuan|million|billion|[Mm]io"
     r"|kg|lbs?|dBm?|[Pp]oints?|pts|percent|pct|packets?|[KMGT]?i?B|bytes|k?Wh?|[cmk]?m|ms|s|sec|seconds|min|minutes"
-    r"|hours|days|weeks)(?![\w/]| ?[:=]? ?[-+.\d]))"
+    r"|hours|days|weeks|per|of)(?![\w/]| ?[:=]? ?[-+.\d]))"
 )
 _WHOLE = re.compile(r"[-+]?\d+|.*,.*")
 _SPENT = re.compile(
@@ -203,6 +203,8 @@ def _plan(shape: str) -> _Plan:
         before = _BEFORE.search(shape, max(0, at - 24), at)
         total = _number(shape, pair.span(3), digits) if pair.group(3) else None
         known = role(name, before.group(1) if before else "")
+        if name.lower() in names.FOREIGN:
+            return _Plan(())
         if name in ("Train", "train") and _IN_EPOCH.match(shape, pair.end()):
             known, total = Role("epoch", 1), None  # timm: Train: 0 [ 100/1251 (  8%)]
         if known is None or (known.order == names.BATCH and known.field == "step" and total is None):

@@ -27,6 +27,7 @@ _PLAIN = _set(
     " metrics cross entropy ce language model modeling smoothed nll info debug 训练 平均 当前 总"
 )
 _LOSS = _set("loss losses 损失 损失值")
+FOREIGN = _set("win wins draw draws profit")  # a line with one of them has another kind of losses
 INDEX, BATCH = 3, 4  # orders of a batch's number: ``batch_idx``; ``batch``, which counts only with a total
 _STEPS = {"step": 1, "steps": 1, "updates": 1, "iteration": 2, "iterations": 2, "iter": 2, "iters": 2, "it": 2,
           "步骤": 1, "步数": 1, "步": 1, "迭代": 2, "batch": BATCH}  # fmt: skip
@@ -90,8 +91,8 @@ def role(name: str, before: str = "") -> Optional[Role]:
 
 def _loss(words: List[str]) -> Optional[Role]:
     others = [word for word in words if word not in _LOSS]
-    if _TEST & set(others):
-        return None
+    if _TEST & set(others) or words == ["losses"] or ("entropy" in others and "cross" not in others):
+        return None  # wins and losses; the loss of a policy's entropy
     evaluates = _EVAL & set(others)
     unknown = [word for word in others if word not in _PLAIN and word not in _EVAL and word != "epoch"]
     if evaluates:
