@@ -87,6 +87,18 @@ def test_an_epoch_is_a_step_only_without_steps():
     assert found("step 10 loss 2.5", "epoch 0: train_loss 2.5") == [(10, 2.5, None)]
 
 
+def test_lines_of_one_shape_keep_their_names():
+    lines = ["step 1 eval_a1_loss 2.5", "step 1 eval_a2_loss 3.5", "step 2 eval_a2_loss 3.25", "step 2 eval_a1_loss 2.25"]
+    assert found(*lines) == [(1, None, 2.5), (2, None, 2.25)]
+
+
+@pytest.mark.parametrize("lines", [("7,282", "7,28", "999"), ("7,28", "7,282", "999"), ("999", "7,28", "7,282")])
+def test_groups_of_digits_have_three(lines):
+    texts = [f"step 1 loss 2.5 tokens_per_second {number}\n" for number in lines]
+    speeds = [each.tokens_per_second for each in read(texts)]
+    assert speeds == [{"7,282": 7282, "999": 999, "7,28": 7}[number] for number in lines]
+
+
 @given(st.text(max_size=300) | st.text("loss step=:|0123456789.[]{}'\"/", max_size=300))
 def test_no_text_raises(text):
     list(read([text + " loss\n"]))

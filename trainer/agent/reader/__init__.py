@@ -1,7 +1,8 @@
 """Reads the logs of trainers: steps, losses, learning rates, times. Pure, and the only place that knows the formats.
 
 - ``formats``: the values in a single line
-- ``general``: the values in a line of any other program, and the steps of its log
+- ``general``: the values in a line of any other program; ``names``: what its names stand for; ``places``: the steps of
+  its log
 - ``tables``: formats over several lines: tables with a header, ``trainer_state.json``
 - ``stream``: the readings of a log of any size, and the series of a run, each step once
 

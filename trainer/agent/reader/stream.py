@@ -35,11 +35,11 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 from . import general, places, tables
 from .formats import MARKS, LogLine, parse_all, plain
 
-MOST = general.MOST
 LIMIT = 64 << 10  # bytes of a line that are kept: no trainer writes longer lines
 PACE = 20  # seconds
 
 _MARKS = tuple(mark.encode() for mark in MARKS)
+_ASCII_MARKS = tuple(mark for mark in _MARKS if mark.isascii())
 _BARS = (b"%|",)
 _BAR = re.compile(r"\s*\d+%\|[^|]*\| (\d{1,15})/(\d{1,15}) \[[^\]]*, +(?:(\d+(?:\.\d+)?)(it/s|s/it)|\?it/s)\]")
 _RANK = re.compile(r"\[(?:rank|default|Rank )(\d{1,9})\]|^\S+Z \[(\d{1,9})\] ")
@@ -140,7 +140,8 @@ class Reader:
     def _take(self, data: bytes, found: List[Reading]) -> None:
         data = data.replace(b"\r", b"\n")
         at = 0
-        for start, end in _lines(data, _MARKS, 0, len(data)):
+        marks = _ASCII_MARKS if data.isascii() else _MARKS
+        for start, end in _lines(data, marks, 0, len(data)):
             self._bars(data, at, start, found)
             self._rows(data, at, start, found)
             text = plain(data[start : min(end, start + LIMIT)].decode("utf-8", "replace"))
@@ -181,7 +182,7 @@ class Reader:
 
     def _whose(self, text: str, at: int) -> Optional[int]:
         """The rank of the values at a place in a line."""
-        rank = _rank(text, at) if at else None
+        rank = _rank(text, at) if at and "[" in text else None
         return self._rank if rank is None else rank
 
     def _bars(self, data: bytes, start: int, end: int, found: List[Reading]) -> None:
@@ -408,7 +409,7 @@ class Series:
         self.sources.add(reading.source)
         if reading.total is not None:
             self._totals[rank] = reading.total
-        elif (reading.step or 0) > self._totals.get(rank, MOST):
+        elif (reading.step or 0) > self._totals.get(rank, general.MOST):
             del self._totals[rank]  # it was that of an epoch
         if reading.step is not None:
             self._placed.setdefault((rank, reading.source), _Table()).put(reading.step, reading)
