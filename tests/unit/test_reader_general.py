@@ -88,7 +88,12 @@ def test_an_epoch_is_a_step_only_without_steps():
 
 
 def test_lines_of_one_shape_keep_their_names():
-    lines = ["step 1 eval_a1_loss 2.5", "step 1 eval_a2_loss 3.5", "step 2 eval_a2_loss 3.25", "step 2 eval_a1_loss 2.25"]
+    lines = [
+        "step 1 eval_a1_loss 2.5",
+        "step 1 eval_a2_loss 3.5",
+        "step 2 eval_a2_loss 3.25",
+        "step 2 eval_a1_loss 2.25",
+    ]
     assert found(*lines) == [(1, None, 2.5), (2, None, 2.25)]
 
 
