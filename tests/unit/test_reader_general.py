@@ -97,6 +97,12 @@ def test_lines_of_one_shape_keep_their_names():
     assert found(*lines) == [(1, None, 2.5), (2, None, 2.25)]
 
 
+@pytest.mark.parametrize("more", ["", " tokens_per_second 7,282"])
+def test_lines_of_one_shape_keep_their_exponents(more):
+    texts = [f"step 1 loss 2.5{more} lr {lr}\n" for lr in ("1e-05", "2e-07", "1.5E05", "3.5E04", "-3e+1", "4e-1234")]
+    assert [each.lr for each in read(texts)] == [1e-05, 2e-07, 1.5e05, 3.5e04, -30, None]
+
+
 @pytest.mark.parametrize("lines", [("7,282", "7,28", "999"), ("7,28", "7,282", "999"), ("999", "7,28", "7,282")])
 def test_groups_of_digits_have_three(lines):
     texts = [f"step 1 loss 2.5 tokens_per_second {number}\n" for number in lines]

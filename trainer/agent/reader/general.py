@@ -65,14 +65,15 @@ _WHOLE = re.compile(r"[-+]?\d+|.*,.*")
 _SPENT = re.compile(
     r"(?<![\w/.\-])(?:dt|iter time|step time|iter_time|step_time|time)['\"]?[:= ] ?(\d{1,12}(?:\.\d{1,20})?) ?(ms|s)\b"
 )
-_COMPILER = re.compile(r"[^\s:]{1,200}:\d{1,9}:\d{1,9}: (?:note|warning|error): ")
+_SOURCE = re.compile(r"[^\s:]{1,200}:\d{1,9}:\d{1,9}: (?:note|warning|error): |\s{0,20}>>> ")  # a quoted program
 _EVALUATES = re.compile(
     r"(?<![\w/.])(?:test|testing|eval|evaluating|evaluation|val|valid|validating|validation|validate|dev)(?![\w/])"
 )
 
-_DIGITS = re.compile(r"([0-9](?<!\w.)[0-9]*)")  # not in a name; starts with a digit, which makes the search fast
+_DIGITS = re.compile(  # of numbers, not of names and exponents; starts with a digit, which makes the search fast
+    r"([0-9](?<!\w.)(?<![eE][-+].)[0-9]*)"
+)
 _GROUPS = re.compile(r"[0-9],[0-9]")
-_ZEROS = str.maketrans("123456789", "000000000")
 _KEY = re.compile(r"""["'][\w/ .\-]{1,80}["'] ?: """)
 _NEAR = re.compile(  # the name of a loss near a number: nearly all lines without a reading have none
     rf"(?:loss|Loss|LOSS|损失)[\w/.\-]{{0,80}}(?: {{1,2}}[^\W\d_]{{1,20}})?{_BETWEEN}[-+]?(?:[.\d]|(?i:nan|inf))"
@@ -179,8 +180,12 @@ def _torn(text: str) -> bool:
 
 def _pairs(text: str) -> Optional[_Values]:
     parts = _DIGITS.split(text)
-    # The lengths of groups of digits matter: 7,282
-    shape = text.translate(_ZEROS) if _GROUPS.search(text) else "0".join(parts[::2])
+    if _GROUPS.search(text):  # the lengths of groups matter: 7,282
+        same = parts.copy()
+        same[1::2] = ["0" * len(digits) for digits in parts[1::2]]
+        shape = "".join(same)
+    else:
+        shape = "0".join(parts[::2])
     plan = (_plan if len(shape) <= _SHAPE else _plan.__wrapped__)(shape)
     if plan.numbered:
         plan = _plan.__wrapped__(text)
@@ -201,7 +206,7 @@ def _plan(shape: str) -> _Plan:
     """What to read in lines that are equal to ``shape``, but for the digits of numbers."""
     pairs, numbered, starts = [], False, []
     digits = [found.span() for found in _DIGITS.finditer(shape)]
-    for pair in () if _COMPILER.match(shape) else _PAIR.finditer(shape):
+    for pair in () if _SOURCE.match(shape) else _PAIR.finditer(shape):
         name, at = pair.group(1), pair.start()
         before = _BEFORE.search(shape, max(0, at - 24), at)
         total = _number(shape, pair.span(3), digits) if pair.group(3) else None
