@@ -192,7 +192,9 @@ def _progress(lines: tuple[Line, ...]) -> Iterator[Event]:
     count = 0
     readers: dict[int | None, trainers.Reader] = {}
     for line in lines:
-        reader = readers.setdefault(line.rank, trainers.Reader(rank=line.rank))
+        reader = readers.get(line.rank) or readers.setdefault(line.rank, trainers.Reader(rank=line.rank))
+        if not reader.reads(line.text):
+            continue
         # Closing the reader completes what it waits for: an event has the time of its own line.
         for reading in (*reader.feed(line.text + "\n"), *reader.close()):
             values = {name: getattr(reading, name) for name in ("step", *trainers.FIELDS)}

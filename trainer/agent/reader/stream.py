@@ -118,6 +118,10 @@ class Reader:
             self._rest = self._rest[:LIMIT]
         return found
 
+    def reads(self, line: str) -> bool:
+        """Whether a line can have values: a cheap test for lines that come one by one."""
+        return self._tables.open or any(mark in line for mark in MARKS)
+
     def skip(self) -> None:
         """Forget the unfinished line, and skip the rest of it: a part of the log is missing here."""
         self._rest, self._skips = b"", True
