@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_left
 from functools import lru_cache
 from typing import Any, Dict, Iterable, Iterator, List, Match, NamedTuple, Optional, Tuple
 
@@ -206,6 +207,7 @@ def _plan(shape: str) -> _Plan:
     """What to read in lines that are equal to ``shape``, but for the digits of numbers."""
     pairs, numbered, starts = [], False, []
     digits = [found.span() for found in _DIGITS.finditer(shape)]
+    tested = _evaluates(shape)
     for pair in () if _SOURCE.match(shape) else _PAIR.finditer(shape):
         name, at = pair.group(1), pair.start()
         before = _BEFORE.search(shape, max(0, at - 24), at)
@@ -219,7 +221,7 @@ def _plan(shape: str) -> _Plan:
             continue
         if known.field in ("loss", "eval_loss") and not _is_loss(shape, pair):
             continue
-        evaluates = known.field == "loss" and _evaluates(shape, at)
+        evaluates = known.field == "loss" and tested <= at and "train" not in name.lower()
         pairs.append(_Pair(known, _number(shape, pair.span(2), digits), total, evaluates))
         numbered = numbered or any(map(str.isdigit, name))
         starts.append(before.start() if before else at)
@@ -240,10 +242,9 @@ def _is_loss(shape: str, pair: Match[str]) -> bool:
 
 def _number(shape: str, span: Tuple[int, int], digits: List[Tuple[int, int]]) -> _Number:
     """A number by the parts of its line."""
-    inside = [place for place, (start, end) in enumerate(digits) if span[0] <= start and end <= span[1]]
-    if not inside:  # nan, inf
+    first, last = bisect_left(digits, (span[0], 0)), bisect_left(digits, (span[1], 0)) - 1
+    if last < first:  # nan, inf
         return _Number(shape[span[0] : span[1]], 0, 0, "")
-    first, last = inside[0], inside[-1]
     before, after = shape[span[0] : digits[first][0]], shape[digits[last][1] : span[1]]
     return _Number(before, 2 * first + 1, 2 * last + 2, after)
 
@@ -264,7 +265,7 @@ def _json(text: str) -> Optional[_Values]:
         seen = True
         found = fields(content.items())
         if "loss" in found.found or "eval_loss" in found.found:
-            found.at, found.evaluates = at, at > 0 and _evaluates(text, at)
+            found.at, found.evaluates = at, at > 0 and _evaluates(text) <= at
             return found
         at = text.find('{"', end)
     return _Values() if seen else None
@@ -312,10 +313,10 @@ def _judge(found: _Values, text: str) -> Dict[str, Any]:
     return result
 
 
-def _evaluates(text: str, at: int) -> bool:
-    """Whether the words before a loss name an evaluation, and its own name no training."""
-    own = text[at : at + 30].split(":", maxsplit=1)[0].split("=", maxsplit=1)[0].lower()
-    return "train" not in own and _EVALUATES.search(text[:at].lower()) is not None
+def _evaluates(text: str) -> float:
+    """The end of the first word of a line that names an evaluation."""
+    found = _EVALUATES.search(text.lower())
+    return found.end() if found else math.inf
 
 
 def _position(text: str, result: Dict[str, Any]) -> None:
