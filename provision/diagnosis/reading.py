@@ -182,23 +182,33 @@ def log_lines(text: str, node: str, rank: int | None = None, file: str = "", ski
 def progress(lines: tuple[Line, ...]) -> tuple[Event, ...]:
     """Progress events from the losses that trainers print, for logs without events.
 
-    The lines of transformers do not name a step, so they are counted. A value that is not finite becomes None, as in
-    the agent's events.
+    Lines without a step (those of transformers, whose progress bar is not in ``lines``) are counted. A value that is
+    not finite becomes None, as in the agent's events.
     """
     return tuple(_progress(lines))
 
 
 def _progress(lines: tuple[Line, ...]) -> Iterator[Event]:
     count = 0
+    readers: dict[int | None, trainers.Reader] = {}
     for line in lines:
-        reading = trainers.parse_line(line.text)
-        if reading is None or not reading.values.keys() & _LOSSES:
+        reader = readers.get(line.rank) or readers.setdefault(line.rank, trainers.Reader(rank=line.rank))
+        if not reader.reads(line.text):
             continue
-        found = {name: value if math.isfinite(value) else None for name, value in reading.values.items()}
-        if "step" not in found:
-            count += "loss" in found
-            found["step"] = count
-        yield {"event": "progress", "time": line.time, **found}
+        # Closing the reader completes what it waits for: an event has the time of its own line.
+        for reading in (*reader.feed(line.text + "\n"), *reader.close()):
+            values = {name: getattr(reading, name) for name in ("step", *trainers.FIELDS)}
+            found = {name: _finite(value) for name, value in values.items() if value is not None}
+            if not found.keys() & _LOSSES:
+                continue
+            if "step" not in found:
+                count += "loss" in found
+                found["step"] = count
+            yield {"event": "progress", "time": line.time, **found}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _rank_of(name: str) -> int | None:

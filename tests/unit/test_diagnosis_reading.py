@@ -97,6 +97,19 @@ def test_losses_are_read_from_logs_of_trainers():
     assert found[0]["lr"] == 1e-5
 
 
+def test_progress_of_other_programs_is_read_by_rank_and_has_the_time_of_its_line():
+    text = (
+        "2026-11-22T07:15:00.123Z [0] epoch 1 step 10 train/loss=2.5\n"
+        "2026-11-22T07:15:01.123Z [1] epoch 1 step 10 train/loss=3.5\n"
+        "2026-11-22T07:15:02.123Z [0] epoch,step,train_loss\n"
+        "2026-11-22T07:15:03.123Z [1] 1,20,9.5\n"
+        "2026-11-22T07:15:04.123Z [0] 1,20,2.25\n"
+    )
+    lines = reading.log_lines(text, "x")
+    found = [(each["step"], each["loss"], each["time"]) for each in reading.progress(lines)]
+    assert found == [(10, 2.5, lines[0].time), (10, 3.5, lines[1].time), (20, 2.25, lines[4].time)]
+
+
 def test_the_kernels_lines_get_the_nodes_time():
     (line,) = reading.kernel_lines("[ 5069.5] NVRM: Xid\nno time here\n", "clock 1795332000 6000.5\n", "node02")
     assert line.time == pytest.approx(1795332000 - 931)

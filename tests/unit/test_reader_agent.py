@@ -47,7 +47,8 @@ def test_nan_is_null_in_events_and_is_read_back(tmp_path):
     (reported,) = progress.events()
     assert reported == {"step": 3, "loss": None}
     event = json.dumps({"event": "progress", "time": 1.5, "attempt": 1, **reported})
-    assert math.isnan(reader.parse_line(event).values["loss"])
+    (line,) = reader.parse_all(event)
+    assert math.isnan(line.values["loss"])
 
 
 def test_diagnose_reads_the_same_values_from_a_run_log():

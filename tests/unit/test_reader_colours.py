@@ -12,7 +12,8 @@ sys.path.append(str(Path(__file__).parent))  # for reader_logs; last, so that it
 
 from reader_logs import LOGS, data, readings
 
-from trainer.reader import parse_line, read
+from provision.diagnosis.reading import log_lines, progress
+from trainer.reader import read
 
 RED, PLAIN, BOLD, CLEAR = b"\x1b[1;31m", b"\x1b[0m", b"\x1b[38;5;208m", b"\x1b[2K"
 TITLE = b"\x1b]0;training\x07"
@@ -26,9 +27,10 @@ def test_a_line_that_starts_with_a_colour_is_read(before, after):
     assert (reading.step, reading.loss, reading.ms) == (12, 2.4519, 81.2)
 
 
-def test_the_agent_and_diagnose_read_single_lines_with_colours():
+def test_diagnose_reads_lines_with_colours():
     text = (RED + LINE.encode() + PLAIN).decode()
-    assert parse_line(text).values == parse_line(LINE).values
+    (event,) = progress(log_lines(text, "node01"))
+    assert (event["step"], event["loss"], event["ms"]) == (12, 2.4519, 81.2)
 
 
 @pytest.mark.parametrize("log", LOGS)

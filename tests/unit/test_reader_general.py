@@ -29,6 +29,9 @@ def found(*lines):
         ('{"train": {"loss": 2.5}, "step": 7}', (7, 2.5, None)),
         ("{'train/loss': tensor(2.3100, device='cuda:0'), 'step': 5}", (5, 2.31, None)),
         ("\x1b[32mINFO\x1b[0m:__main__:step=10 loss=2.31", (10, 2.31, None)),
+        ("step 7 loss 2.5 min 1.5 max 3.5", (7, 2.5, None)),
+        ("{'loss': 2, 'lr': 1e-05, 'iteration': 7}", (7, 2.0, None)),
+        ('"step 7", {"iteration": 7, "loss": 2}', (7, 2.0, None)),
         ("epoch 001 | valid on 'valid' subset | loss 9.9 | ppl 900 | num_updates 500", (500, None, 9.9)),
     ],
 )  # fmt: skip
@@ -61,6 +64,11 @@ def test_steps_of_an_epoch_at_the_place_of_a_training_are_corrected_at_the_next_
         "Test:  [  0/25]  eta: 0:00:10  loss: 2.1 (2.1)",
         "step 5: aux_loss 2.3",
         "loss: mse, step: 5",
+        "epoch 5: total loss 2310 EUR",
+        "epoch 5: total loss 2310.50 EUR",
+        "step 5: loss 3.5 dB",
+        "step 4: total loss 2,310.50",
+        "Step 3: the loss: 350",
         "{'train_runtime': 1.5, 'train_loss': 2.3, 'step': 5, 'epoch': 1.0}",
     ],
 )
@@ -77,6 +85,29 @@ def test_steps_that_start_again_in_each_epoch_continue():
 def test_an_epoch_is_a_step_only_without_steps():
     assert found("epoch 0: train_loss 2.5", "epoch 1: train_loss 2.25") == [(0, 2.5, None), (1, 2.25, None)]
     assert found("step 10 loss 2.5", "epoch 0: train_loss 2.5") == [(10, 2.5, None)]
+
+
+def test_lines_of_one_shape_keep_their_names():
+    lines = [
+        "step 1 eval_a1_loss 2.5",
+        "step 1 eval_a2_loss 3.5",
+        "step 2 eval_a2_loss 3.25",
+        "step 2 eval_a1_loss 2.25",
+    ]
+    assert found(*lines) == [(1, None, 2.5), (2, None, 2.25)]
+
+
+@pytest.mark.parametrize("more", ["", " tokens_per_second 7,282"])
+def test_lines_of_one_shape_keep_their_exponents(more):
+    texts = [f"step 1 loss 2.5{more} lr {lr}\n" for lr in ("1e-05", "2e-07", "1.5E05", "3.5E04", "-3e+1", "4e-1234")]
+    assert [each.lr for each in read(texts)] == [1e-05, 2e-07, 1.5e05, 3.5e04, -30, None]
+
+
+@pytest.mark.parametrize("lines", [("7,282", "7,28", "999"), ("7,28", "7,282", "999"), ("999", "7,28", "7,282")])
+def test_groups_of_digits_have_three(lines):
+    texts = [f"step 1 loss 2.5 tokens_per_second {number}\n" for number in lines]
+    speeds = [each.tokens_per_second for each in read(texts)]
+    assert speeds == [{"7,282": 7282, "999": 999, "7,28": 7}[number] for number in lines]
 
 
 @given(st.text(max_size=300) | st.text("loss step=:|0123456789.[]{}'\"/", max_size=300))

@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parent))  # for reader_logs; last, so that it
 
 from reader_logs import LOGS, data
 
-from trainer.reader import MARKS, Reading, parse_all, parse_line, read, series
+from trainer.reader import MARKS, Reading, parse_all, read, series
 
 MEGATRON = (
     " [2026-07-01 10:00:00] iteration      100/  500000 | consumed samples:        25600 | elapsed time per iteration"
@@ -98,7 +98,7 @@ LINES = [
 @pytest.mark.parametrize(("line", "source", "values"), LINES)
 @pytest.mark.parametrize("before", ["", "2026-11-22T07:15:00.123Z [3] ", "[default0]:", " 29%|##  | 8/28 [00:00<00:0"])
 def test_a_line(line, source, values, before):
-    reported = parse_line(before + line)
+    (reported, *_) = parse_all(before + line)
     assert reported.source == source
     assert set(reported.values) == set(values)
     for name, value in values.items():
@@ -155,20 +155,25 @@ def test_each_of_several_joined_lines_is_read():
     assert [each.values["loss"] for each in parse_all(line)] == [5.2, 5.4, 1.5]
 
 
+def values(text):
+    (line,) = parse_all(text)
+    return line.values
+
+
 def test_invalid_numbers_are_skipped():
     line = json.dumps({"current_steps": 3, "loss": 10**400, "lr": "small", "eval_loss": True, "grad_norm": [1.0]})
-    assert parse_line(line).values == {"step": 3}
+    assert values(line) == {"step": 3}
 
 
 @pytest.mark.parametrize("number", ["inf", "nan", "1e30", "-4", "7.5"])
 def test_a_step_is_a_whole_number(number):
-    assert parse_line(f"{{'loss': 1.0, 'step': {number}}}").values == {"loss": 1.0}
+    assert values(f"{{'loss': 1.0, 'step': {number}}}") == {"loss": 1.0}
 
 
 def test_keys_of_any_order_and_other_keys_do_not_matter():
     record = {"loss": 1.5, "a": {"b": [1, {"c": "}"}]}, "current_steps": 3}
-    assert parse_line(json.dumps(record)).values == {"step": 3, "loss": 1.5}
-    assert parse_line(json.dumps(record, separators=(",", ":"))).values == {"step": 3, "loss": 1.5}
+    assert values(json.dumps(record)) == {"step": 3, "loss": 1.5}
+    assert values(json.dumps(record, separators=(",", ":"))) == {"step": 3, "loss": 1.5}
 
 
 @pytest.mark.parametrize(

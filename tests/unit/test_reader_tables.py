@@ -51,7 +51,7 @@ def test_an_indented_object_before_a_log_hides_nothing(end):
 def test_lightnings_metrics(size):
     text = "epoch,lr-Adam,step,train_loss_epoch,train_loss_step,val_loss\n0,,49,,2.5,\n"
     text += "0,0.1,49,,,\n0,,99,,,2.75\n0,,99,2.5,,\n"
-    assert found(text, size) == [(49, 2.5, None), (99, None, 2.75)]
+    assert found(text, size) == [(49, 2.5, None), (49, None, None), (99, None, 2.75)]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from trainer.agent.reader import (
     Series,
     as_csv,
     parse_all,
-    parse_line,
     read,
     series,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "Series",
     "as_csv",
     "parse_all",
-    "parse_line",
     "read",
     "series",
 ]

@@ -50,7 +50,9 @@ _EVALUATED = re.compile(rf"{_BEGINS}step (\d{{1,15}}): (?:train loss {_NUMBER}, 
 _TOKENS = re.compile(_BEGINS + r"tokens per iteration will be: (\d[\d,]{0,18})\s*$")
 _ITERATION = re.compile(_BEGINS + r"iteration +(\d{1,15})/ *(\d{1,15}) \|(.*)\|")
 _COLUMN = re.compile(rf" *([\w ()]+?): +({_NUMBER}) *")
-_VALIDATED = re.compile(rf"{_BEGINS}validation loss at iteration (\d{{1,15}}) \| lm loss value: ({_NUMBER}) \|")
+_VALIDATED = re.compile(
+    rf"{_BEGINS}validation loss at iteration (\d{{1,15}})(?: on validation set)? \| lm loss value: ({_NUMBER}) \|"
+)
 _LOGGING_STEPS = re.compile(_BEGINS + r"logging_steps=(\d{1,15})(?:\.0)?,")
 _FIRST_STEP = re.compile(r"logging_first_step=True,")
 _RESUMED = re.compile(_BEGINS + r"(?:Continuing training from|with epoch \d+ and) global step (\d{1,15})\s*$")
@@ -68,8 +70,13 @@ _TRAINER_LOG = {  # theirs: ours
     "ms": "ms",
 }
 _PROGRESS = {**{ours: ours for ours in _TRAINER_LOG.values()}, "throughput": "tokens_per_second"}
+_OF_ALL = re.compile(r"'global_step/max_steps': '(\d{1,15})/(\d{1,15})'")  # ms-swift
 _TRAINER = {
+    "iter": "step",
+    "iteration": "step",
     "step": "step",
+    "global_step": "step",
+    "lr": "lr",
     "loss": "loss",
     "eval_loss": "eval_loss",
     "learning_rate": "lr",
@@ -80,6 +87,7 @@ _TRAINER = {
 }
 _MEGATRON = {
     "lm loss": "loss",
+    "lm_loss": "loss",  # GPT-NeoX
     "learning rate": "lr",
     "grad norm": "grad_norm",
     "elapsed time per iteration (ms)": "ms",
@@ -109,11 +117,6 @@ def plain(text: str) -> str:
     return _ESCAPES.sub("", text) if "\x1b" in text else text
 
 
-def parse_line(text: str) -> Optional[LogLine]:
-    """The first values in a line, or None."""
-    return next(parse_all(text), None)
-
-
 def parse_all(text: str) -> Iterator[LogLine]:
     """All values in a line: processes that write at the same time may join their lines."""
     text = plain(text)
@@ -129,6 +132,9 @@ def _dictionary(text: str) -> Iterator[LogLine]:
             number = values.pop("step", -1.0)
             if 0 <= number < _MOST and number == int(number):
                 values["step"] = int(number)
+            place = _OF_ALL.search(found.group())
+            if place:
+                values.update(step=int(place.group(1)), total=int(place.group(2)))
             yield LogLine("trainer", values, found.start())
 
 
@@ -169,7 +175,9 @@ def _megatron(text: str) -> Iterator[LogLine]:
     for found in _ITERATION.finditer(text):
         columns = filter(None, map(_COLUMN.fullmatch, found.group(3).split("|")))
         values = {_MEGATRON[each.group(1)]: float(each.group(2)) for each in columns if each.group(1) in _MEGATRON}
-        yield LogLine("megatron", {"step": int(found.group(1)), "total": int(found.group(2)), **values}, found.start())
+        if values:
+            values.update(step=int(found.group(1)), total=int(found.group(2)))
+            yield LogLine("megatron", values, found.start())
 
 
 def _pipeline(text: str) -> Iterator[LogLine]:

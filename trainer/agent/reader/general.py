@@ -9,11 +9,15 @@ A wrong reading is worse than none. These rules protect from one:
 - every word of a name is known: ``train/loss`` and ``lm loss`` are losses; ``loss_scale``, ``aux_loss``,
   ``packet loss`` and ``max_steps`` are not. The word before a name belongs to it
 - a step is a whole number, and the end of each number is visible: ``0%``, ``5s`` and ``1.2.3`` are none
+- a loss has a decimal point (``loss 2310`` is an amount), no unit and no groups of digits
 - the name of an evaluation, or the word before the loss ("Test: … loss 2.1"), keeps its loss out of the training's
 - the summary at the end of a training (``train_runtime``) is skipped
 
-The step in an epoch is not the step of the training; ``Places`` computes that. Patterns have no unbounded
+The step in an epoch is not the step of the training; ``places`` computes that. Patterns have no unbounded
 repetition, and each begins where a word begins, so that the time is linear in the length of the line.
+
+Most lines of a log differ from an earlier one in digits only: they have the same shape. What to read in a shape, its
+plan, is found once; in each line only the numbers are then taken from their places.
 """
 
 from __future__ import annotations
@@ -21,13 +25,16 @@ from __future__ import annotations
 import json
 import math
 import re
+from bisect import bisect_left
 from functools import lru_cache
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Match, NamedTuple, Optional, Tuple
 
-# In each line with a loss; searching for them is cheap.
-LOSSES = ("loss", "Loss", "LOSS", "损失")
+from . import names
+from .names import Role, role
+
 MOST = 10**15  # more steps than any training has
 _OBJECTS = 20  # JSON objects that are tried in a line
+_SHAPE = 2000  # characters of a line whose shape is kept
 
 NUMBER = (
     r"[-+]?(?:\d{1,3}(?:,\d{3}){1,6}|\d{1,40})(?:\.\d{0,40})?(?:[eE][-+]?\d{1,3})?|[-+]?\.\d{1,40}|[-+]?(?i:nan|inf)"
@@ -40,168 +47,38 @@ _BETWEEN = (
 )
 _PAIR = re.compile(rf"{_NAME}{_BETWEEN}({NUMBER}){_END}(?:[ ]?(?:/|of )[ ]?(\d{{1,15}})(?![\w.]))?")
 _BEFORE = re.compile(r"([^\W\d_]{1,20}) {1,2}$")
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 _BAR = re.compile(r"\d{1,3}%\|[^|]{0,400}\| {0,2}(\d{1,15})/(\d{1,15}) \[")
 _TORCHTUNE = re.compile(r"^\D{0,60}?(\d{1,9})\|(\d{1,15})\|Loss: ")
 _KERAS = re.compile(r"^\s{0,9}(\d{1,12})/(\d{1,12}) {1,4}[━=\[]")
-_BRACKET = re.compile(r"\[ {0,8}(\d{1,12}) ?/ ?(\d{1,12})\b")
-_EXAMPLES = re.compile(
-    r"\bTrain(?:ing)? Epoch:? {0,4}\d{1,9} {0,4}\["
-)  # examples/mnist of PyTorch: [examples/all (1%)]
+_IN_EPOCH = re.compile(r" ?\[ {0,8}\d")
+_AFTER_EPOCH = re.compile(  # Epoch: [0][ 10/100], Epoch(train)  [1][ 10/100], Epoch:[1/2](0/100), Train: 0 [ 10/100
+    r"(?:(?i:epoch)(?:\(train\))?|轮次|\bTrain:)[ :\[]{0,9}(\d{1,9})(?: ?/ ?\d{1,9})?[\s|:,;\-()\[\]]{1,9}"
+    r"(\d{1,12}) ?/ {0,4}(\d{1,12})\b"
+)
+_ITER = re.compile(r"\bIter\(train\) {1,4}\[ {0,9}(\d{1,12})/(\d{1,12})\]")
+_EXAMPLES = re.compile(r"\bTrain(?:ing)? Epoch:? {0,4}\d{1,9} {0,4}\[")  # PyTorch's examples/mnist: examples/all (1%)
+_UNIT = re.compile(  # not in front of a number: it is a name there
+    r" ?(?:[€$£¥%°元]|(?:EUR|USD|GBP|CHF|CNY|RMB|JPY|INR|[Dd]ollars?|[Ee]uros?|[Pp]ounds?|yuan|million|billion|[Mm]io"
+    r"|kg|lbs?|dBm?|[Pp]oints?|pts|percent|pct|packets?|[KMGT]?i?B|bytes|k?Wh?|[cmk]?m|ms|s|sec|seconds|min|minutes"
+    r"|hours|days|weeks|per|of)(?![\w/]| ?[:=]? ?[-+.\d]))"
+)
+_WHOLE = re.compile(r"[-+]?\d+|.*,.*")
 _SPENT = re.compile(
     r"(?<![\w/.\-])(?:dt|iter time|step time|iter_time|step_time|time)['\"]?[:= ] ?(\d{1,12}(?:\.\d{1,20})?) ?(ms|s)\b"
 )
-_COMPILER = re.compile(r"[^\s:]{1,200}:\d{1,9}:\d{1,9}: (?:note|warning|error): ")
+_SOURCE = re.compile(r"[^\s:]{1,200}:\d{1,9}:\d{1,9}: (?:note|warning|error): |\s{0,20}>>> ")  # a quoted program
 _EVALUATES = re.compile(
-    r"(?<![\w/.])(?:test|testing|eval|evaluating|evaluation|val|valid|validating|validation|dev)(?![\w/])"
+    r"(?<![\w/.])(?:test|testing|eval|evaluating|evaluation|val|valid|validating|validation|validate|dev)(?![\w/])"
 )
 
-_EVAL = frozenset(
-    ["eval", "evaluation", "val", "valid", "validation", "dev", "验证", "评估", "验证集", "验证损失", "评估损失"]
+_DIGITS = re.compile(  # of numbers, not of names and exponents; starts with a digit, which makes the search fast
+    r"([0-9](?<!\w.)(?<![eE][-+].)[0-9]*)"
 )
-_TEST = frozenset(["test", "testing", "best", "min", "max", "测试", "测试损失"])
-_PLAIN = frozenset(
-    [
-        "train",
-        "training",
-        "trainer",
-        "lm",
-        "total",
-        "avg",
-        "average",
-        "mean",
-        "running",
-        "current",
-        "cur",
-        "reduced",
-        "step",
-        "batch",
-        "iter",
-        "iteration",
-        "global",
-        "metrics",
-        "cross",
-        "entropy",
-        "ce",
-        "language",
-        "model",
-        "modeling",
-        "smoothed",
-        "nll",
-        "info",
-        "debug",
-        "训练",
-        "平均",
-        "当前",
-        "总",
-    ]
+_GROUPS = re.compile(r"[0-9],[0-9]")
+_KEY = re.compile(r"""["'][\w/ .\-]{1,80}["'] ?: """)
+_NEAR = re.compile(  # the name of a loss near a number: nearly all lines without a reading have none
+    rf"(?:loss|Loss|LOSS|损失)[\w/.\-]{{0,80}}(?: {{1,2}}[^\W\d_]{{1,20}})?{_BETWEEN}[-+]?(?:[.\d]|(?i:nan|inf))"
 )
-_LOSS = frozenset(["loss", "losses", "损失", "训练损失", "平均损失", "损失值"])
-_STEPS = {"step": 1, "steps": 1, "updates": 1, "iteration": 2, "iterations": 2, "iter": 2, "iters": 2, "it": 2,
-          "步骤": 1, "步数": 1, "步": 1, "迭代": 2, "batch": 4}  # fmt: skip
-_OF_STEP = frozenset(
-    [
-        "train",
-        "training",
-        "trainer",
-        "global",
-        "optimizer",
-        "opt",
-        "current",
-        "cur",
-        "num",
-        "idx",
-        "index",
-        "at",
-        "info",
-        "第",
-        "当前",
-        "训练",
-        "in",
-    ]
-)
-_EPOCH = frozenset(["epoch", "epochs", "轮", "轮次", "轮数"])
-_OTHERS = {  # words of a name: field
-    frozenset(words.split()): field
-    for words, field in (
-        ("lr", "lr"),
-        ("learning rate", "lr"),
-        ("train lr", "lr"),
-        ("train learning rate", "lr"),
-        ("学习率", "lr"),
-        ("grad norm", "grad_norm"),
-        ("gradient norm", "grad_norm"),
-        ("gnorm", "grad_norm"),
-        ("train grad norm", "grad_norm"),
-        ("optim total grad norm", "grad_norm"),
-        ("tokens per second", "tokens_per_second"),
-        ("tokens per sec", "tokens_per_second"),
-        ("tok sec", "tokens_per_second"),
-        ("tokens s", "tokens_per_second"),
-        ("tok s", "tokens_per_second"),
-        ("tokens sec", "tokens_per_second"),
-    )
-}
-
-
-class Role(NamedTuple):
-    """What a name stands for: ``field`` of a reading, and its preference among names of this field (0: the best).
-
-    ``name``: of an evaluation, the name of its data set; "": the only one.
-    """
-
-    field: str
-    order: int = 0
-    name: str = ""
-
-
-@lru_cache(maxsize=4096)  # a log has few names, each of them in thousands of lines
-def role(name: str, before: str = "") -> Optional[Role]:
-    """The role of a name; ``before`` is the word in front of it. None: not a value of a training."""
-    words = [word.lower() for word in _WORD.findall(name)]
-    first = before.lower()
-    if words in (["train"], ["training"], ["val"], ["valid"], ["validation"]) and first in _LOSS:
-        words, first = [*words, "loss"], ""
-    if not words:
-        return None
-    if _LOSS & set(words):
-        return _loss([*([first] if first else []), *words])
-    together = frozenset(words)
-    if together in _OTHERS:
-        return Role(_OTHERS[together])
-    if frozenset((first, *words)) in _OTHERS:
-        return Role(_OTHERS[frozenset((first, *words))])
-    if together <= _EPOCH:
-        return Role("epoch") if not first or first in _PLAIN else None
-    if together == {"rank"}:
-        return Role("rank")
-    return _step(words, first)
-
-
-def _loss(words: List[str]) -> Optional[Role]:
-    others = [word for word in words if word not in _LOSS]
-    if _TEST & set(others):
-        return None
-    evaluates = _EVAL & set(others)
-    unknown = [word for word in others if word not in _PLAIN and word not in _EVAL and word != "epoch"]
-    if evaluates:
-        if unknown and others[0] not in _EVAL:  # "eval_wikitext_loss" names a data set, "packet_val_loss" does not
-            return None
-        return Role("eval_loss", len(others), " ".join(unknown))
-    return None if unknown else Role("loss", len(others) + 5 * ("epoch" in others))
-
-
-def _step(words: List[str], first: str) -> Optional[Role]:
-    core = [word for word in words if word in _STEPS]
-    if not core or any(word not in _STEPS and word not in _OF_STEP for word in words):
-        return None
-    if first and first not in _OF_STEP:
-        return None
-    if (core[-1] == "updates" and "num" not in words) or (core[-1] != "updates" and "num" in words):
-        return None  # num_updates counts; num_steps is a total
-    if core[-1] in ("batch", "步") and core == words and first not in ("", "第"):
-        return None
-    return Role("step", 0 if "global" in (first, *words) else _STEPS[core[0]])
 
 
 class _Values:
@@ -209,32 +86,74 @@ class _Values:
 
     def __init__(self) -> None:
         self.found: Dict[str, Any] = {}
-        self.at: Dict[str, int] = {}
+        self.at = 0  # the start of the values in the line
+        self.evaluates = False  # whether the words before the loss name an evaluation
         self._orders: Dict[str, int] = {}
 
-    def add(self, role: Role, number: str, total: Optional[str] = None, at: int = 0, name: str = "") -> None:
+    def add(self, role: Role, number: str, total: Optional[str] = None) -> bool:
         """Add a number unless a better name of its field has one."""
         order, field = role.order, role.field
         if field in ("step", "rank"):
             value: Any = whole(number)
-            if value is None or (role.order == _STEPS["batch"] and total is None and "idx" not in name):
-                return
         else:
             value = decimal(number)
-            if value is None or (field == "epoch" and not 0 <= value < MOST):
-                return
+            if field == "epoch" and value is not None and not 0 <= value < MOST:
+                return False
+        if value is None:
+            return False
         if field == "eval_loss" and role.name:
             order += 100
         if field in self._orders and self._orders[field] <= order:
-            return
-        self._orders[field], self.found[field], self.at[field] = order, value, at
+            return False
+        self._orders[field], self.found[field] = order, value
         if field == "eval_loss":
             self.found["set"] = role.name
-        if field == "step":
+        elif field == "epoch" and total and whole(total):
+            self.found["epochs"] = whole(total)
+        elif field == "step":
             self.found.pop("total", None)
-            if total is not None and int(total) >= value:
-                self.found["total"] = int(total)
+            last = whole(total) if total else None
+            if last is not None and last >= value:
+                self.found["total"] = last
             self.found["within"] = order  # 0: a global step
+        return True
+
+
+class _Number(NamedTuple):
+    """Where a number is in the parts of a line: its digits, and the characters before and after them."""
+
+    before: str
+    first: int
+    end: int
+    after: str
+
+    def text(self, parts: List[str]) -> str:
+        """The number in a line of this shape."""
+        if self.end - self.first == 1:
+            return self.before + parts[self.first] + self.after
+        return self.before + "".join(parts[self.first : self.end]) + self.after
+
+
+class _Pair(NamedTuple):
+    role: Role
+    number: _Number
+    total: Optional[_Number]
+    evaluates: bool
+
+
+class _Plan(NamedTuple):
+    """What to read in lines of one shape.
+
+    ``numbered``: names have digits, so that lines of this shape may have different names. ``part`` and ``offset``:
+    where the first pair starts. ``spent``: a time per step; ``unit``: its milliseconds.
+    """
+
+    pairs: Tuple[_Pair, ...]
+    numbered: bool = False
+    part: int = 0
+    offset: int = 0
+    spent: Optional[_Number] = None
+    unit: float = 1.0
 
 
 def values(text: str) -> Tuple[Dict[str, Any], int]:
@@ -243,36 +162,94 @@ def values(text: str) -> Tuple[Dict[str, Any], int]:
     Besides the names of ``Reading`` there are ``within`` (the step counts from the start of an epoch, or may do so),
     ``set`` (the data set of the evaluation) and ``rank``.
     """
-    if not any(word in text for word in LOSSES) or "train_runtime" in text:
+    if "train_runtime" in text or _torn(text):
         return {}, 0
-    if _COMPILER.match(text) or text.count("}") > text.count("{"):  # the end of a torn object: its step may be missing
-        return {}, 0
-    found = _json(text)
-    if found is None and _FRAGMENT.search(text):
-        return {}, 0  # a part of a JSON object: what it belongs to is unknown
-    if found is None:
+    found = _json(text) if '{"' in text else None
+    if found is None and _NEAR.search(text):
         found = _pairs(text)
-    result = _judge(found, text)
-    return result, min(found.at.values(), default=0) if result else 0
+    result = _judge(found, text) if found else {}
+    return result, found.at if found and result else 0
 
 
-def _pairs(text: str) -> _Values:
+def _torn(text: str) -> bool:
+    """Whether a line has a part of an object, whose step or last digits may be missing."""
+    opened, closed = text.count("{"), text.count("}")
+    if closed > opened:
+        return True
+    return (opened != closed or not opened) and ('"' in text or "'" in text) and _KEY.search(text) is not None
+
+
+def _pairs(text: str) -> Optional[_Values]:
+    parts = _DIGITS.split(text)
+    if _GROUPS.search(text):  # the lengths of groups matter: 7,282
+        same = parts.copy()
+        same[1::2] = ["0" * len(digits) for digits in parts[1::2]]
+        shape = "".join(same)
+    else:
+        shape = "0".join(parts[::2])
+    plan = (_plan if len(shape) <= _SHAPE else _plan.__wrapped__)(shape)
+    if plan.numbered:
+        plan = _plan.__wrapped__(text)
+    if not plan.pairs:
+        return None
     found = _Values()
-    for pair in _PAIR.finditer(text):
-        name, number, total = pair.groups()
-        at = pair.start()
-        before = _BEFORE.search(text, max(0, at - 24), at)
-        if name in ("Train", "train") and re.match(r" ?\[ {0,8}\d", text[pair.end() : pair.end() + 12]):
-            found.add(Role("epoch", 1), number, None, at)  # timm: Train: 0 [ 100/1251 (  8%)]
-        known = role(name, before.group(1) if before else "")
-        if known is not None:
-            found.add(known, number, total, before.start() if before else at, name)
-            if known.field == "epoch" and total:
-                found.found["epochs"] = int(total)
-    spent = _SPENT.search(text) if "dt" in text or "time" in text else None
-    if spent:
-        found.found["ms"] = float(spent.group(1)) * (1 if spent.group(2) == "ms" else 1e3)
+    for pair in plan.pairs:
+        if found.add(pair.role, pair.number.text(parts), pair.total and pair.total.text(parts)):
+            found.evaluates = pair.evaluates if pair.role.field == "loss" else found.evaluates
+    if plan.spent:
+        found.found["ms"] = float(plan.spent.text(parts)) * plan.unit
+    found.at = sum(map(len, parts[: plan.part])) + plan.offset
     return found
+
+
+@lru_cache(maxsize=512)  # most lines of a log differ in their digits only
+def _plan(shape: str) -> _Plan:
+    """What to read in lines that are equal to ``shape``, but for the digits of numbers."""
+    pairs, numbered, starts = [], False, []
+    digits = [found.span() for found in _DIGITS.finditer(shape)]
+    tested = _evaluates(shape)
+    for pair in () if _SOURCE.match(shape) else _PAIR.finditer(shape):
+        name, at = pair.group(1), pair.start()
+        before = _BEFORE.search(shape, max(0, at - 24), at)
+        total = _number(shape, pair.span(3), digits) if pair.group(3) else None
+        known = role(name, before.group(1) if before else "")
+        if name.lower() in names.FOREIGN:
+            return _Plan(())
+        if name in ("Train", "train") and _IN_EPOCH.match(shape, pair.end()):
+            known, total = Role("epoch", 1), None  # timm: Train: 0 [ 100/1251 (  8%)]
+        if known is None or (known.order == names.BATCH and known.field == "step" and total is None):
+            continue
+        if known.field in ("loss", "eval_loss") and not _is_loss(shape, pair):
+            continue
+        evaluates = known.field == "loss" and tested <= at and "train" not in name.lower()
+        pairs.append(_Pair(known, _number(shape, pair.span(2), digits), total, evaluates))
+        numbered = numbered or any(map(str.isdigit, name))
+        starts.append(before.start() if before else at)
+    if not {"loss", "eval_loss"} & {pair.role.field for pair in pairs}:
+        return _Plan((), numbered)
+    part = sum(start < starts[0] for start, _ in digits)
+    offset = starts[0] - (digits[part - 1][1] if part else 0)
+    spent = _SPENT.search(shape)
+    where = _number(shape, spent.span(1), digits) if spent else None
+    return _Plan(tuple(pairs), numbered, 2 * part, offset, where, 1e3 if spent and spent.group(2) == "s" else 1.0)
+
+
+def _is_loss(shape: str, pair: Match[str]) -> bool:
+    """Whether a number is written as that of a loss: no unit, and a decimal point unless the name is quoted."""
+    quoted = shape[pair.end(1) : pair.end(1) + 1] in ("'", '"')
+    return not _UNIT.match(shape, pair.end()) and (quoted or not _WHOLE.fullmatch(pair.group(2)))
+
+
+def _number(shape: str, span: Tuple[int, int], digits: List[Tuple[int, int]]) -> _Number:
+    """A number by the parts of its line."""
+    first, last = bisect_left(digits, (span[0], 0)), bisect_left(digits, (span[1], 0)) - 1
+    if last < first:  # nan, inf
+        return _Number(shape[span[0] : span[1]], 0, 0, "")
+    before, after = shape[span[0] : digits[first][0]], shape[digits[last][1] : span[1]]
+    return _Number(before, 2 * first + 1, 2 * last + 2, after)
+
+
+_DECODER = json.JSONDecoder()
 
 
 def _json(text: str) -> Optional[_Values]:
@@ -286,43 +263,45 @@ def _json(text: str) -> Optional[_Values]:
         except (ValueError, RecursionError):
             break
         seen = True
-        found = fields(content.items(), at)
+        found = fields(content.items())
         if "loss" in found.found or "eval_loss" in found.found:
+            found.at, found.evaluates = at, at > 0 and _evaluates(text) <= at
             return found
         at = text.find('{"', end)
     return _Values() if seen else None
 
 
-_DECODER = json.JSONDecoder()
-_FRAGMENT = re.compile(r'"[\w/ .\-]{1,80}" ?: ')
-
-
-def fields(items: Iterable[Tuple[Any, Any]], at: int = 0) -> _Values:
+def fields(items: Iterable[Tuple[Any, Any]]) -> _Values:
     """The values of a JSON object, nested one level: ``{"train": {"loss": 1}}`` is ``train/loss``."""
     found = _Values()
     for name, value in items:
-        nested = value.items() if isinstance(value, dict) else ((None, value),)
-        for inner, number in nested:
-            if isinstance(number, bool) or not isinstance(number, (int, float, str)):
-                continue
-            known = role(str(name) if inner is None else "%s/%s" % (name, inner))
-            if known is not None:
-                found.add(known, str(number)[:60], None, at, str(name))
+        if isinstance(value, dict):
+            for inner, number in value.items():
+                _field(found, "%s/%s" % (name, inner), number)
+        else:
+            _field(found, name, value)
     return found
+
+
+def _field(found: _Values, name: Any, value: Any) -> None:
+    known = role(str(name))
+    if known is None or isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return
+    if known.field != "step" or known.order != names.BATCH:
+        found.add(known, str(value)[:60])
 
 
 def _judge(found: _Values, text: str) -> Dict[str, Any]:
     """The values, if the line has a loss and its place."""
-    result = dict(found.found)
+    result = found.found
     if "loss" not in result and "eval_loss" not in result:
         return {}
     keyed = "step" in result
     if keyed:
-        result["within"] = int(result["within"] > 0 and ("epoch" in result or result["within"] == _STEPS["batch"]))
+        result["within"] = int(result["within"] > 0 and ("epoch" in result or result["within"] >= names.INDEX))
     else:
         _position(text, result)
-    before = text[: found.at.get("loss", 0)]
-    if "loss" in result and _EVALUATES.search(before.lower()) and "train" not in _named(text, found.at["loss"]):
+    if "loss" in result and found.evaluates:
         loss = result.pop("loss")
         if keyed and "eval_loss" not in result:
             result["eval_loss"] = loss
@@ -334,8 +313,10 @@ def _judge(found: _Values, text: str) -> Dict[str, Any]:
     return result
 
 
-def _named(text: str, at: int) -> str:
-    return text[at : at + 30].split(":", maxsplit=1)[0].split("=", maxsplit=1)[0].lower()
+def _evaluates(text: str) -> float:
+    """The end of the first word of a line that names an evaluation."""
+    found = _EVALUATES.search(text.lower())
+    return found.end() if found else math.inf
 
 
 def _position(text: str, result: Dict[str, Any]) -> None:
@@ -347,13 +328,21 @@ def _position(text: str, result: Dict[str, Any]) -> None:
     if _EXAMPLES.search(text):
         result["examples"] = 1
         return
-    found = _BAR.search(text) or _KERAS.search(text) or ("epoch" in result and _BRACKET.search(text)) or None
-    if found and int(found.group(1)) <= int(found.group(2)):
-        result.update(step=int(found.group(1)), total=int(found.group(2)), within=1)
+    found = _BAR.search(text) or _KERAS.search(text) or _ITER.search(text)
+    after = None if found else _AFTER_EPOCH.search(text)
+    if after:
+        result.setdefault("epoch", float(after.group(1)))
+    place = found or after
+    if place:
+        step, total = map(int, place.groups()[-2:])
+        if step <= total:
+            result.update(step=step, total=total, within=1)
 
 
 def whole(number: str) -> Optional[int]:
     """A step: a whole number, also ``188.0``; rounded ones (``2e+3``) are none."""
+    if number.isdigit() and len(number) < 16:  # nearly all
+        return int(number)
     try:
         value = float(number.replace(",", "")) if "e" not in number.lower() else math.nan
     except ValueError:
@@ -364,128 +353,9 @@ def whole(number: str) -> Optional[int]:
 def decimal(number: str) -> Optional[float]:
     """A number as text, or None."""
     try:
-        return float(number.replace(",", ""))
+        return float(number.replace(",", "") if "," in number else number)
     except ValueError:
         return None
-
-
-class Placed(NamedTuple):
-    """The place of a line in a log of one rank."""
-
-    epoch: Optional[float]
-    step: int
-    total: Optional[int]
-
-
-class Places:
-    """Turns the steps of a log into steps of the training.
-
-    Steps that start again in every epoch continue: by the length of the epoch where the log has it (``10/100``), else
-    at the distance of the last two steps. An epoch is the step only in a log without steps. An evaluation without a
-    step belongs to the last one. The first data set of several evaluations counts.
-    """
-
-    def __init__(self) -> None:
-        self._last: Dict[Optional[int], Placed] = {}  # by rank
-        self._distance: Dict[Optional[int], int] = {}
-        self._offset: Dict[Optional[int], int] = {}
-        self._goes_on = False  # steps do not start again in an epoch, although the lines have both
-        self._guessed: Set[Optional[int]] = set()  # ranks whose log started in a later epoch, until the next one starts
-        self._steps = False
-        self._set: Optional[str] = None
-
-    def first_set(self, values: Dict[str, Any]) -> Dict[str, Any]:
-        """The values without those of another evaluation's data set."""
-        name = values.get("set")
-        if name is None:
-            return values
-        if self._set is None or name == "":
-            self._set = name
-        kept = {key: value for key, value in values.items() if key != "set"}
-        if name != self._set:
-            kept.pop("eval_loss", None)
-        return kept
-
-    def place(self, values: Dict[str, Any], rank: Optional[int]) -> Optional[Dict[str, Any]]:
-        """The values with the step of the training, or None if they have no place."""
-        values = self.first_set(values)
-        rank = values.get("rank", rank)
-        if "loss" not in values and "eval_loss" not in values:
-            return None
-        if "step" not in values:
-            return self._without(values, rank)
-        self._steps = True
-        step, total, epoch = values["step"], values.get("total"), values.get("epoch")
-        if not values.get("within"):
-            self._last[rank] = Placed(epoch, step, total)
-            return {**values, "rank": rank}
-        last = self._last.get(rank)
-        self._restart(rank, last, Placed(epoch, step, total), values)
-        if last is not None and step > last.step:
-            self._distance[rank] = step - last.step
-        self._last[rank] = Placed(epoch, step, total)
-        offset = self._offset.get(rank, 0)
-        placed = {**values, "step": step + offset, "rank": rank}
-        if total is not None and "epochs" in values and not self._goes_on:
-            if _counts_on(self._last[rank], values):
-                del placed["total"]  # of the training or of an epoch: the next epoch will show it
-            else:
-                placed["total"] = total * values["epochs"]
-        elif offset:
-            placed.pop("total", None)
-        return placed
-
-    def _restart(self, rank: Optional[int], last: Optional[Placed], now: Placed, values: Dict[str, Any]) -> None:
-        """Notice a new epoch."""
-        if last is None:
-            if now.epoch and now.total and now.epoch == int(now.epoch):
-                self._guessed.add(rank)
-                self._offset[rank] = 0 if _counts_on(now, values) else _epochs_before(now, values) * now.total
-            return
-        distance = self._distance.get(rank, 1)
-        guessed = False
-        if now.epoch is not None and last.epoch is not None:
-            if now.epoch <= last.epoch or now.epoch != int(now.epoch):
-                return
-            guessed = rank in self._guessed
-            self._guessed.discard(rank)
-            if now.step > last.step:
-                if (guessed or not self._offset.get(rank)) and now.total != last.step:
-                    self._goes_on = True
-                    self._offset[rank] = 0
-                return
-        elif now.step >= last.step or last.total is None or last.step + distance < last.total:
-            return
-        if self._goes_on:
-            return
-        more = last.total if last.total is not None else last.step + distance - now.step
-        self._offset[rank] = _epochs_before(now, values) * more if guessed else self._offset.get(rank, 0) + more
-
-    def _without(self, values: Dict[str, Any], rank: Optional[int]) -> Optional[Dict[str, Any]]:
-        epoch = values.get("epoch")
-        if "examples" in values:
-            return {key: value for key, value in values.items() if key != "epoch"}
-        if self._steps:
-            last = self._last.get(rank)
-            if "eval_loss" not in values or last is None:
-                return None  # the mean of an epoch, after its steps
-            kept = {key: value for key, value in values.items() if key != "loss"}
-            return {**kept, "step": last.step + self._offset.get(rank, 0), "rank": rank}
-        if epoch is None or epoch != int(epoch):
-            return None
-        return {**values, "step": int(epoch), "rank": rank}
-
-
-def _epochs_before(now: Placed, values: Dict[str, Any]) -> int:
-    """How many epochs are over: ``Epoch [1/3]`` counts from 1, ``Epoch: [0]`` from 0."""
-    return max(0, int(now.epoch or 0) - ("epochs" in values))
-
-
-def _counts_on(now: Placed, values: Dict[str, Any]) -> bool:
-    """Whether a step is where it must be if ``total`` is that of all epochs: ``Epoch [6/8] Step [41/64]``."""
-    epochs = values.get("epochs")
-    before = _epochs_before(now, values)
-    return bool(epochs and now.total and before * now.total < now.step * epochs <= (before + 1) * now.total)
 
 
 def read_line(text: str) -> Iterator[Tuple[Dict[str, Any], int]]:

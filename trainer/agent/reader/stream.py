@@ -10,7 +10,7 @@ Bytes go in, readings come out (``read``). Other lines of the log complete what 
   the start of the log or a resume with a step, until the epochs show that a line is missing.
 - DeepSpeed's times have no step: they belong to the step in the line before.
 - examples and tokens per second become times, and times tokens per second, if the log has the number per step.
-- lines that no special format knows are read by ``general``, whose ``Places`` turns steps of an epoch into steps of the
+- lines that no special format knows are read by ``general``, and ``places`` turns steps of an epoch into steps of the
   training.
 - ``trainer_log.jsonl`` has the time in whole seconds: a step time is computed every ``PACE`` seconds, to 5 %.
 
@@ -32,7 +32,7 @@ from heapq import merge
 from itertools import groupby
 from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from . import general, tables
+from . import general, places, tables
 from .formats import MARKS, LogLine, parse_all, plain
 from .pattern import Pattern, place
 
@@ -40,6 +40,7 @@ LIMIT = 64 << 10  # bytes of a line that are kept: no trainer writes longer line
 PACE = 20  # seconds
 
 _MARKS = tuple(mark.encode() for mark in MARKS)
+_ASCII_MARKS = tuple(mark for mark in _MARKS if mark.isascii())
 _BARS = (b"%|",)
 _BAR = re.compile(r"\s*\d+%\|[^|]*\| (\d{1,15})/(\d{1,15}) \[[^\]]*, +(?:(\d+(?:\.\d+)?)(it/s|s/it)|\?it/s)\]")
 _RANK = re.compile(r"\[(?:rank|default|Rank )(\d{1,9})\]|^\S+Z \[(\d{1,9})\] ")
@@ -103,7 +104,7 @@ class Reader:
         self._skips = False  # until the next line starts
         self._trainer = _Trainer(logging_steps)
         self._steps: Dict[Optional[int], int] = {}  # by rank: DeepSpeed's last step without a time
-        self._places = general.Places()
+        self._places = places.Places()
         self._tables = tables.Tables()
         self._document = tables.Document()
         self._pattern = pattern
@@ -130,6 +131,10 @@ class Reader:
             self._take(states, found)
             self._rest = self._rest[:LIMIT]
         return found
+
+    def reads(self, line: str) -> bool:
+        """Whether a line can have values: a cheap test for lines that come one by one."""
+        return self._tables.open or any(mark in line for mark in MARKS)
 
     def skip(self) -> None:
         """Forget the unfinished line, and skip the rest of it: a part of the log is missing here."""
@@ -158,7 +163,8 @@ class Reader:
             found.extend(self._matched(self._pattern, data))
             return
         at = 0
-        for start, end in _lines(data, _MARKS, 0, len(data)):
+        marks = _ASCII_MARKS if data.isascii() else _MARKS
+        for start, end in _lines(data, marks, 0, len(data)):
             self._bars(data, at, start, found)
             self._rows(data, at, start, found)
             text = plain(data[start : min(end, start + LIMIT)].decode("utf-8", "replace"))
@@ -205,7 +211,7 @@ class Reader:
 
     def _whose(self, text: str, at: int) -> Optional[int]:
         """The rank of the values at a place in a line."""
-        rank = _rank(text, at) if at else None
+        rank = _rank(text, at) if at and "[" in text else None
         return self._rank if rank is None else rank
 
     def _bars(self, data: bytes, start: int, end: int, found: List[Reading]) -> None:
@@ -325,15 +331,18 @@ class _Trainer:
 def _lines(data: bytes, marks: Sequence[bytes], start: int, end: int) -> Iterator[Tuple[int, int]]:
     """Start and end of each line with one of the marks, in a part of ``data``. Skips most lines unread."""
     places = {mark: data.find(mark, start, end) for mark in marks}
-    while max(places.values()) >= 0:
-        place = min(each for each in places.values() if each >= 0)
+    places = {mark: place for mark, place in places.items() if place >= 0}
+    while places:
+        place = min(places.values())
         begins = max(start, data.rfind(b"\n", start, place) + 1)
         start = data.find(b"\n", place, end)
         start = end if start < 0 else start
         yield begins, start
-        for mark, place in places.items():
-            if 0 <= place < start:
+        for mark, place in [*places.items()]:
+            if place < start:
                 places[mark] = data.find(mark, start, end)
+                if places[mark] < 0:
+                    del places[mark]
 
 
 def _rank(text: str, at: int) -> Optional[int]:
@@ -343,8 +352,8 @@ def _rank(text: str, at: int) -> Optional[int]:
 
 
 def _reading(values: Dict[str, Any], rank: Optional[int], source: str) -> Reading:
-    fields = {name: values[name] for name in FIELDS if name in values}
-    return Reading(step=values.get("step"), rank=rank, total=values.get("total"), source=source, **fields)
+    get = values.get
+    return Reading._make((get("step"), *map(get, FIELDS), rank, get("total"), source))
 
 
 class Resume(NamedTuple):
@@ -432,6 +441,8 @@ class Series:
         self.sources.add(reading.source)
         if reading.total is not None:
             self._totals[rank] = reading.total
+        elif (reading.step or 0) > self._totals.get(rank, general.MOST):
+            del self._totals[rank]  # it was that of an epoch
         if reading.step is not None:
             self._placed.setdefault((rank, reading.source), _Table()).put(reading.step, reading)
         elif reading.loss is not None or reading.eval_loss is not None:

@@ -14,19 +14,20 @@ import json
 import re
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from . import general
+from . import general, names
 
 LIMIT = 64 << 20  # bytes of a trainer_state.json
 _HEADER = 4096  # bytes of a header
 _COLUMNS = 500
 _RULER = re.compile(r"[\s|+:=\u2500-\u257f-]*")
 _TITLE = re.compile(r"[^\W\d][\w/ .()%#@\-]{0,80}|\#|")
+_PLACES = ("step", "epoch", "iter", "update", "batch", "步", "轮", "迭代")  # one of them is in each header
 _NEXT = re.compile(rb"\n(?![ \t\r\n])")  # the first line that an indented object cannot continue with
 
 
 class _Column(NamedTuple):
     place: int
-    role: general.Role
+    role: names.Role
 
 
 class Tables:
@@ -45,7 +46,10 @@ class Tables:
     def header(self, line: str) -> bool:
         """Start a table if the line is a header."""
         self._columns = None
-        if len(line) > _HEADER or "loss" not in line.lower():
+        if len(line) > _HEADER or ":" in line or "=" in line:
+            return False
+        lower = line.lower()
+        if ("loss" not in lower and "损失" not in lower) or not any(word in lower for word in _PLACES):
             return False
         for between in (",", "|", "\t", "  ", " "):
             titles = _cells(line, between)
@@ -55,7 +59,7 @@ class Tables:
             return False
         best: Dict[str, _Column] = {}
         for place, title in enumerate(titles):
-            known = general.role(title)
+            known = names.role(title)
             if known and (known.field not in best or known.order < best[known.field].role.order):
                 best[known.field] = _Column(place, known)
         if not {"step", "epoch"} & set(best) or not {"loss", "eval_loss"} & set(best):
@@ -78,7 +82,7 @@ class Tables:
             if not general.NUMBERS.fullmatch(cells[place]) or (role.field == "step" and not _whole(cells[place])):
                 self._columns = None
                 return {}
-            found.add(role, cells[place], None, 0, "idx")
+            found.add(role, cells[place])
         values = dict(found.found)
         if not {"step", "epoch"} & set(values):
             return {}

@@ -175,12 +175,12 @@ class Progress:
         data = self._tail.read()[0] if self._tail else b""
         if not data:
             return
-        from ..reader import parse_line  # noqa: PLC0415 - its patterns are a tenth of an agent's start
+        from ..reader import parse_all  # noqa: PLC0415 - its patterns are a tenth of an agent's start
 
         for line in self._lines.feed(data):
-            parsed = parse_line(line)
-            if parsed and parsed.source == "trainer_log":
-                yield {name: finite(parsed.values[name]) for name in PROGRESS if name in parsed.values}
+            for parsed in parse_all(line):
+                if parsed.source == "trainer_log":
+                    yield {name: finite(parsed.values[name]) for name in PROGRESS if name in parsed.values}
 
 
 class Output:
