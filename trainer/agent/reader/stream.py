@@ -51,7 +51,7 @@ class Reading(NamedTuple):
     the last one, or a single step's); NaN and infinite values are kept. ``lr``: the learning rate. ``grad_norm``:
     before clipping. ``ms``: milliseconds per optimizer step. ``tokens_per_second``: of all ranks. ``eval_loss``: of
     an evaluation. ``rank``: None if the line has none. ``total``: the number of the last step. ``source``: the format,
-    see ``formats``.
+    see ``formats``. ``epoch``: as printed, of transformers' lines only.
     """
 
     step: Optional[int] = None
@@ -64,6 +64,7 @@ class Reading(NamedTuple):
     rank: Optional[int] = None
     total: Optional[int] = None
     source: str = ""
+    epoch: Optional[float] = None
 
 
 FIELDS = ("loss", "lr", "grad_norm", "ms", "tokens_per_second", "eval_loss")
@@ -319,7 +320,8 @@ def _rank(text: str, at: int) -> Optional[int]:
 
 def _reading(values: Dict[str, Any], rank: Optional[int], source: str) -> Reading:
     fields = {name: values[name] for name in FIELDS if name in values}
-    return Reading(step=values.get("step"), rank=rank, total=values.get("total"), source=source, **fields)
+    epoch = values.get("epoch") if source == "trainer" else None
+    return Reading(values.get("step"), rank=rank, total=values.get("total"), source=source, epoch=epoch, **fields)
 
 
 class Resume(NamedTuple):

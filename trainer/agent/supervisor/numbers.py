@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Hashable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Hashable, List, Optional, Sequence, Tuple
 
 if TYPE_CHECKING:
     from ..reader import Reader, Reading
+    from ..reader.apart import Bars, Steps
 
 FIELDS = ("step", "total", "loss", "lr", "eval_loss", "grad_norm", "ms", "tokens_per_second")
 BURST = 20  # readings that are reported at once
@@ -25,13 +26,22 @@ class Numbers:
     Every reading goes to ``on_reading(rank, reading)``. Those of the lowest rank with a loss become the fields of
     progress events (``take``), at a bounded rate: of many readings the first ones and the last one remain. The lowest
     rank has the loss that all frameworks print; the output of the launcher counts as rank 0.
+
+    ``argv`` is the command line, and ``start`` the step of the checkpoint from which it resumes: see ``reader.apart``.
     """
 
-    def __init__(self, on_reading: Callable[[Optional[int], "Reading"], None]) -> None:
+    def __init__(
+        self, on_reading: Callable[[Optional[int], "Reading"], None], argv: Sequence[str] = (), start: int = 0
+    ) -> None:
         self._on_reading = on_reading
+        self._argv, self._start = argv, start
         self._readers: Dict[Hashable, Reader] = {}
+        self._bars: Dict[Hashable, Bars] = {}
+        self._steps: Dict[int, Steps] = {}  # by rank
         self._best: Optional[Tuple[bool, int]] = None  # whether the reported rank has no loss, and the rank
         self._waiting: List[Dict[str, Any]] = []
+        self._logged: Optional[int] = None  # the last step in the files of loggers
+        self.complete = False  # the output has a step with its loss, so the files of loggers do not count
         self._room = float(BURST)
         self._at = time.monotonic()
 
@@ -46,15 +56,45 @@ class Numbers:
             reader = self._readers[stream] = Reader(rank=rank)
         if skipped:
             reader.skip()
-        self._add(rank, reader.feed(data))
+        if rank is None:  # the launcher's streams are one
+            self._add(rank, reader.feed(data))
+        else:
+            self._apart(stream, rank, reader.feed(data), data, skipped)
+
+    def logged(self, readings: "List[Reading]") -> None:
+        """Take readings of the files of rank 0's loggers. They are not for the watch, as they may be minutes late."""
+        for reading in [] if self.complete else readings:
+            self._logged = reading.step
+            self._report(0, reading)
 
     def close(self) -> None:
         """Take the readings that wait for more output."""
         for reader in self._readers.values():
             self._add(None, reader.close())
+        for rank, steps in self._steps.items():
+            self._add(rank, steps.close())
+
+    def _apart(self, stream: Hashable, rank: int, readings: "List[Reading]", data: bytes, skipped: int) -> None:
+        """Add the readings of one of a rank's streams, with the steps that another stream of the rank shows."""
+        from ..reader import apart  # noqa: PLC0415
+
+        steps = self._steps.get(rank)
+        if steps is None:
+            steps = self._steps[rank] = apart.Steps(apart.pace(self._argv, self._start))
+        if skipped:
+            self._add(rank, steps.skip())
+        bars = self._bars.setdefault(stream, apart.Bars())
+        for step, total in bars.feed(data):
+            self._add(rank, steps.bar(step, total))
+        steps.drawn = steps.drawn or bars.drawn
+        for reading in readings:
+            without = reading.source == "trainer" and reading.step is None
+            self._add(rank, steps.line(reading) if without else [reading])
 
     def take(self, last: bool = False) -> List[Dict[str, Any]]:
         """The fields of the progress events that are due; ``last``: of all."""
+        for rank, steps in self._steps.items():
+            self._add(rank, steps.look())
         now = time.monotonic()
         self._room = min(BURST, self._room + (now - self._at) * RATE)
         self._at = now
@@ -70,13 +110,19 @@ class Numbers:
         for reading in readings:
             whose = reading.rank if reading.rank is not None else rank
             self._on_reading(whose, reading)
-            whose = whose or 0
-            order = (reading.loss is None, whose)
-            if self._best is None or order < self._best:
-                self._waiting = self._waiting if self._best is not None and self._best[1] == whose else []
-                self._best = order
-            if whose == self._best[1]:
-                self._wait({name: finite(value) for name, value in reading._asdict().items() if value is not None})
+            if reading.step is not None and reading.loss is not None:
+                if reading.step < (self._logged or 0):  # as of an epoch: the steps of the loggers count on
+                    continue
+                self.complete = True
+            self._report(whose or 0, reading)
+
+    def _report(self, whose: int, reading: "Reading") -> None:
+        order = (reading.loss is None, whose)
+        if self._best is None or order < self._best:
+            self._waiting = self._waiting if self._best is not None and self._best[1] == whose else []
+            self._best = order
+        if whose == self._best[1]:
+            self._wait({name: finite(value) for name, value in reading._asdict().items() if value is not None})
 
     def _wait(self, values: Dict[str, Any]) -> None:
         """Keep a reading for the next events: values of the same step together, and the latest loss in any case."""
