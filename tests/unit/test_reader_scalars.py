@@ -100,19 +100,19 @@ def plan(tmp_path):
     return NodePlan(Plan("r", "n", ("x",), {}), tmp_path, tmp_path / "plan")
 
 
-def test_only_event_files_that_rank_0_has_open_count(plan, tmp_path):
-    import os
-
-    other, ours = (tmp_path / f"events.out.tfevents.{each}" for each in (1, 2))
-    other.write_bytes(event(1, ("loss", 9.0)))
+def test_only_new_event_files_of_rank_0_count(plan, tmp_path):
+    folder = tmp_path / "lightning_logs" / "version_0"
+    folder.mkdir(parents=True)
+    old, other, ours = (folder / f"events.out.tfevents.1795706841.node01.{each}.0" for each in (11, 22, 33))
+    old.write_bytes(event(1, ("loss", 9.0)))
     loggers = Loggers(plan)
-    with ours.open("ab", buffering=0) as file:
-        loggers.look([os.getpid()])
-        assert loggers.readings() == []
-        file.write(event(1, ("loss", 2.0)) + event(2, ("loss", 1.0))[:20])
-        assert [each.loss for each in loggers.readings()] == [2.0]
+    other.write_bytes(event(1, ("loss", 8.0)))
+    ours.write_bytes(event(1, ("loss", 2.0)) + event(2, ("loss", 1.0))[:20])
+    loggers.look([11, 33])
+    assert [each.loss for each in loggers.readings()] == [2.0]
+    with ours.open("ab") as file:
         file.write(event(2, ("loss", 1.0))[20:])
-        assert [each.loss for each in loggers.readings(last=True)] == [1.0]
+    assert [each.loss for each in loggers.readings(last=True)] == [1.0]
 
 
 def test_lightnings_table_is_followed_also_when_it_is_written_again(plan, tmp_path):
@@ -122,8 +122,6 @@ def test_lightnings_table_is_followed_also_when_it_is_written_again(plan, tmp_pa
         (folder / f"version_{each}").mkdir(parents=True)
     (folder / "version_0" / "metrics.csv").write_text("epoch,step,train_loss\n0,9,5.0\n")
     loggers = Loggers(plan)
-    loggers.look([])
-    assert loggers.readings() == []
     table.write_text("epoch,step,train_loss\n0,0,2.5\n0,1,2.0\n")
     loggers.look([])
     assert [(each.step, each.loss) for each in loggers.readings()] == [(0, 2.5), (1, 2.0)]

@@ -1,13 +1,13 @@
 """Follows the files of rank 0's loggers: TensorBoard's event files and Lightning's ``metrics.csv``.
 
-Lightning draws no bar and prints no loss without a terminal, but logs to one of these. Only files of this attempt
-count: event files that a process of rank 0 has open, and tables that did not exist before, in the usual folders.
+Lightning draws no bar and prints no loss without a terminal, but logs to one of these. Files are found in the usual
+folders. Only files of this attempt count: they did not exist before, and the name of an event file has the process that
+writes it (``events.out.tfevents.TIME.HOST.PROCESS.NUMBER``).
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
+import time
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Optional, Union
 
@@ -17,9 +17,15 @@ from ..run_files import NodePlan
 from .output import Tail
 
 FILES = 8  # at most
+EVERY = 5.0  # seconds between searches
+_VERSION = "version_*"  # Lightning's
 # Below the working folder, which may have any number of folders; and near the checkpoints.
-_BELOW = tuple(each + "/version_*/metrics.csv" for each in ("lightning_logs", "*/lightning_logs", "logs", "logs/*"))
-_NEAR = ("metrics.csv", "version_*/metrics.csv", "*/version_*/metrics.csv")
+_BELOW = (
+    *("%s/%s" % (each, _VERSION) for each in ("lightning_logs", "*/lightning_logs", "logs", "logs/*", "tb_logs/*")),
+    *("runs", "runs/*", "*/runs/*", "logs", "logs/*", "tensorboard"),
+)
+_NEAR = ("", "*", "runs/*", "*/" + _VERSION)
+_TABLE = "metrics.csv"
 _HEADER = 4096
 
 
@@ -27,16 +33,27 @@ class Loggers:
     """The files of one attempt. Create it before the command starts."""
 
     def __init__(self, plan: NodePlan) -> None:
-        near = (plan.output, plan.output.parent) if plan.output and plan.output != plan.cwd else ()
-        self._places = [(plan.cwd, each) for each in _BELOW] + [(folder, each) for folder in near for each in _NEAR]
-        self._old = set(self._tables())
+        near = (plan.output, plan.output.parent) if plan.output and plan.output.parent != plan.cwd else (plan.output,)
+        folders = [(plan.cwd, each) for each in _BELOW]
+        folders += [(folder, each) for folder in near if folder and folder != plan.cwd for each in _NEAR]
+        self._patterns = [(folder, "%s/%s" % (each, name)) for folder, each in folders for name in (_TABLE, NAME + "*")]
+        self._old = set(self._found())
         self._files: Dict[Path, Union[_Events, _Table]] = {}
+        self._looked: Optional[float] = None
 
     def look(self, pids: Iterable[int]) -> None:
-        """Find files that are new; ``pids`` are rank 0's processes."""
-        for path in (*(path for pid in pids for path in _open_files(pid)), *self._tables()):
-            if path not in self._files and path not in self._old and len(self._files) < FILES:
-                self._files[path] = _Events(path) if path.name.startswith(NAME) else _Table(path)
+        """Find files that are new, from time to time; ``pids`` are rank 0's processes."""
+        now = time.monotonic()
+        if self._looked is not None and now - self._looked < EVERY:
+            return
+        self._looked, writers = now, {str(pid) for pid in pids}
+        for path in self._found():
+            if path in self._files or path in self._old or len(self._files) >= FILES:
+                continue
+            if path.name == _TABLE:
+                self._files[path] = _Table(path)
+            elif writers & set(path.name[len(NAME) :].split(".")[1:]):
+                self._files[path] = _Events(path)
 
     def readings(self, last: bool = False) -> List[Reading]:
         """What is new in the files; ``last``: up to their ends."""
@@ -47,22 +64,9 @@ class Loggers:
             if not last or not more:
                 return found
 
-    def _tables(self) -> Iterator[Path]:
-        for folder, pattern in self._places:
-            yield from folder.glob(pattern)
-
-
-def _open_files(pid: int) -> Iterator[Path]:
-    """The event files that a process has open."""
-    try:
-        entries = list(Path("/proc/%d/fd" % pid).iterdir())
-    except OSError:
-        return
-    for entry in entries:
-        with contextlib.suppress(OSError):  # closed since
-            path = Path(os.readlink(entry))  # noqa: PTH115 - Python 3.8 has no Path.readlink
-            if path.name.startswith(NAME):
-                yield path
+    def _found(self) -> Iterator[Path]:
+        for folder, pattern in self._patterns:
+            yield from folder.glob(pattern.lstrip("/"))
 
 
 class _Events:

@@ -217,7 +217,7 @@ class Output:
         self._numbers = Numbers(on_reading, plan.data.argv, start)
         self._progress = Progress(plan.progress)
         self._loggers: Optional[Loggers] = None
-        if plan.rank == 0 and plan.progress is None:
+        if plan.rank == 0:
             from .loggers import Loggers  # noqa: PLC0415 - as above
 
             self._loggers = Loggers(plan)
@@ -251,7 +251,7 @@ class Output:
             self._line(rank, line)
         for progress in self._progress.events():
             self._report(progress, logged=True)
-        if self._loggers is not None and not self._numbers.complete:
+        if self._loggers is not None and not self._numbers.complete and not self._progress.exists():
             self._numbers.logged(self._loggers.readings(last))
         if last:
             self._numbers.close()
