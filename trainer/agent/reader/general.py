@@ -347,7 +347,11 @@ def _position(text: str, result: Dict[str, Any]) -> None:
     if _EXAMPLES.search(text):
         result["examples"] = 1
         return
-    found = _BAR.search(text) or _KERAS.search(text) or ("epoch" in result and _BRACKET.search(text)) or None
+    bar = _BAR.search(text)
+    if bar and not int(bar.group(1)):  # a bar that starts again still has the loss of its end
+        result.clear()
+        return
+    found = bar or _KERAS.search(text) or ("epoch" in result and _BRACKET.search(text)) or None
     if found and int(found.group(1)) <= int(found.group(2)):
         result.update(step=int(found.group(1)), total=int(found.group(2)), within=1)
 

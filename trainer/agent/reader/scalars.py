@@ -13,7 +13,6 @@ from typing import Dict, Iterator, List, Optional, Tuple, Union
 from . import general
 from .stream import FIELDS, Reading
 
-NAME = "events.out.tfevents."  # how the names of the files start
 _HEAD = 12
 _MOST = 64 << 10  # bytes of a record with scalars
 _STEP, _SUMMARY, _VALUE, _TAG, _SIMPLE, _TENSOR = 2, 5, 1, 1, 2, 8
@@ -40,6 +39,10 @@ class EventFile:
             if reading is not None:
                 found.append(reading)
         return found
+
+    def end(self) -> None:
+        """Read no more: a part of the file is missing."""
+        self._rest, self._skip = b"", 1 << 63
 
     def _records(self, data: bytes) -> Iterator[bytes]:
         skipped = min(self._skip, len(data))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, List, Optional, Union
+from typing import TYPE_CHECKING, Dict, Iterable, Iterator, List, Optional, Set, Union
 
-from ..reader import Reader, Reading
-from ..reader.scalars import NAME, EventFile
 from ..run_files import NodePlan
 from .output import Tail
+
+if TYPE_CHECKING:
+    from ..reader import Reading
 
 FILES = 8  # at most
 EVERY = 5.0  # seconds between searches
@@ -25,7 +26,7 @@ _BELOW = (
     *("runs", "runs/*", "*/runs/*", "logs", "logs/*", "tensorboard"),
 )
 _NEAR = ("", "*", "runs/*", "*/" + _VERSION)
-_TABLE = "metrics.csv"
+_TABLE, _EVENTS = "metrics.csv", "events.out.tfevents."
 _HEADER = 4096
 
 
@@ -36,28 +37,32 @@ class Loggers:
         near = (plan.output, plan.output.parent) if plan.output and plan.output.parent != plan.cwd else (plan.output,)
         folders = [(plan.cwd, each) for each in _BELOW]
         folders += [(folder, each) for folder in near if folder and folder != plan.cwd for each in _NEAR]
-        self._patterns = [(folder, "%s/%s" % (each, name)) for folder, each in folders for name in (_TABLE, NAME + "*")]
+        self._patterns = [
+            (folder, "%s/%s" % (each, name)) for folder, each in folders for name in (_TABLE, _EVENTS + "*")
+        ]
         self._old = set(self._found())
         self._files: Dict[Path, Union[_Events, _Table]] = {}
+        self._writers: Set[str] = set()
         self._looked: Optional[float] = None
 
-    def look(self, pids: Iterable[int]) -> None:
-        """Find files that are new, from time to time; ``pids`` are rank 0's processes."""
+    def look(self, pids: Iterable[int], last: bool = False) -> None:
+        """Find files that are new, from time to time or at the end; ``pids`` are rank 0's processes."""
+        self._writers.update(map(str, pids))
         now = time.monotonic()
-        if self._looked is not None and now - self._looked < EVERY:
+        if self._looked is not None and now - self._looked < EVERY and not last:
             return
-        self._looked, writers = now, {str(pid) for pid in pids}
+        self._looked = now
         for path in self._found():
             if path in self._files or path in self._old or len(self._files) >= FILES:
                 continue
             if path.name == _TABLE:
                 self._files[path] = _Table(path)
-            elif writers & set(path.name[len(NAME) :].split(".")[1:]):
+            elif self._writers & set(path.name[len(_EVENTS) :].split(".")[1:]):
                 self._files[path] = _Events(path)
 
-    def readings(self, last: bool = False) -> List[Reading]:
+    def readings(self, last: bool = False) -> "List[Reading]":
         """What is new in the files; ``last``: up to their ends."""
-        found: List[Reading] = []
+        found: "List[Reading]" = []
         while True:
             more = [reading for file in self._files.values() for reading in file.readings()]
             found += more
@@ -71,13 +76,14 @@ class Loggers:
 
 class _Events:
     def __init__(self, path: Path) -> None:
+        from ..reader.scalars import EventFile  # noqa: PLC0415 - the reader's patterns are a tenth of an agent's start
+
         self._tail, self._file = Tail(path), EventFile(rank=0)
 
-    def readings(self) -> List[Reading]:
+    def readings(self) -> "List[Reading]":
         data, skipped = self._tail.read()
-        if skipped:  # the start of a record is not known any more
-            self._file = EventFile(rank=0)
-            return []
+        if skipped:  # where the next record starts is not known any more
+            self._file.end()
         return self._file.feed(data)
 
 
@@ -85,14 +91,17 @@ class _Table:
     """A table; Lightning writes it again with another header when a program logs a new name."""
 
     def __init__(self, path: Path) -> None:
+        from ..reader import Reader  # noqa: PLC0415 - as above
+
+        self._new = Reader
         self._path, self._header = path, b""
         self._tail, self._reader = Tail(path), Reader(rank=0)
         self._last: Optional[int] = None
 
-    def readings(self) -> List[Reading]:
+    def readings(self) -> "List[Reading]":
         header = _first_line(self._path)
         if header != self._header:
-            self._header, self._tail, self._reader = header, Tail(self._path), Reader(rank=0)
+            self._header, self._tail, self._reader = header, Tail(self._path), self._new(rank=0)
         data, skipped = self._tail.read()
         if skipped:
             self._reader.skip()

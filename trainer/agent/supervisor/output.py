@@ -252,6 +252,8 @@ class Output:
         for progress in self._progress.events():
             self._report(progress, logged=True)
         if self._loggers is not None and not self._numbers.complete and not self._progress.exists():
+            if last:
+                self._loggers.look((), last=True)
             self._numbers.logged(self._loggers.readings(last))
         if last:
             self._numbers.close()
