@@ -79,28 +79,22 @@ def line(epoch, **values):
     return Reading(loss=values.pop("loss", 2.0), epoch=epoch, source="trainer", **values)
 
 
-def drawn():
-    found = Steps()
-    found.drawn = True
-    return found
-
-
 def test_lines_that_a_program_writes_between_are_recognized_by_the_epoch():
-    found = drawn()
+    found = Steps()
     for step in (10, 13, 20, 30):  # 13: the program's own line
         found.bar(step, 100)
     assert [each.step for epoch in (0.1, 0.2, 0.3) for each in found.line(line(epoch))] == [10, 20, 30]
 
 
 def test_line_whose_bar_is_missing_has_no_step():
-    found = drawn()
+    found = Steps()
     for step in (10, 30):
         found.bar(step, 100)
     assert [each.step for epoch in (0.1, 0.2, 0.3) for each in found.line(line(epoch))] == [10, None, 30]
 
 
 def test_second_training_of_a_process_counts_from_its_own_bar():
-    found = drawn()
+    found = Steps()
     seen = []
     for total, step, epoch in ((20, 10, 0.5), (20, 20, 1.0), (40, 20, 0.5), (40, 40, 1.0)):
         seen += [*found.bar(step, total), *found.line(line(epoch))]
@@ -108,7 +102,7 @@ def test_second_training_of_a_process_counts_from_its_own_bar():
 
 
 def test_line_waits_for_its_bar_only_for_a_while():
-    found = drawn()
+    found = Steps()
     assert found.line(line(0.5)) == []
     waited = [found.look() for _ in range(9)]
     assert [len(each) for each in waited] == [0] * 8 + [1]
@@ -117,8 +111,17 @@ def test_line_waits_for_its_bar_only_for_a_while():
     assert [each.step for each in found.line(line(1.0))] == [None]  # the bar may have been the other line's
 
 
+def test_lines_are_counted_if_only_other_bars_are_drawn():
+    found = readings(
+        ("err", b"\r100%|#####| 3/3 [00:00<00:00, 9it/s]\n"),
+        *(("out", b"{'loss': '2.5', 'epoch': '0.%d'}\n" % each) for each in (1, 2, 3)),
+        argv=("--logging_steps", "10"),
+    )
+    assert [each.step for each in found] == [None, 20, 30]
+
+
 def test_a_skipped_part_ends_the_pairing():
-    found = drawn()
+    found = Steps()
     found.bar(10, 100)
     assert [each.step for each in found.line(line(0.1))] == [10]
     assert found.skip() == []
@@ -127,7 +130,7 @@ def test_a_skipped_part_ends_the_pairing():
 
 
 def test_bars_that_no_line_takes_are_bounded():
-    found = drawn()
+    found = Steps()
     for step in range(1, 6000):
         found.bar(step, 10**6)
     assert [each.step for each in found.line(line(0.2))] == [None]

@@ -18,11 +18,10 @@ from typing import Deque, List, NamedTuple, Optional, Sequence, Tuple
 
 from .stream import Reading
 
-PATIENCE = 8  # looks at the streams in which a line waits for its bar
+PATIENCE = 8  # looks at the streams in which a line waits for a bar
 _STATES = 4096  # bars that wait for their lines, as behind a buffered stdout
 _LONGEST = 4096  # bytes of a blank and the bar after it
 _BAR = rb"\r *\d{1,3}%\|[^|\r\n]{0,2000}\| (\d{1,15})/(\d{1,15}) \["
-_DRAWN = re.compile(_BAR)
 _AGAIN = re.compile(rb"\r {1,2000}\r(?:\n\r {0,2000}\r\x1b\[A){0,9}" + _BAR)
 
 
@@ -61,12 +60,10 @@ class Bars:
 
     def __init__(self) -> None:
         self._rest = b""
-        self.drawn = False  # a training's bar was drawn
 
     def feed(self, data: bytes) -> List[Tuple[int, int]]:
         """Step and total of each bar that was drawn again after a line."""
         data = self._rest + data
-        self.drawn = self.drawn or _DRAWN.search(data) is not None
         end, found = 0, []
         for bar in _AGAIN.finditer(data):
             found.append((int(bar.group(1)), int(bar.group(2))))
@@ -76,21 +73,17 @@ class Bars:
 
 
 class Steps:
-    """The steps of one rank's lines. Each method returns the readings that now have all they will get.
-
-    Attributes:
-        drawn: whether the rank draws a bar.
-    """
+    """The steps of one rank's lines. Each method returns the readings that now have all they will get."""
 
     def __init__(self, pace: Optional[Pace] = None) -> None:
-        self.drawn = False
         self._pace = pace
         self._lines: Deque[Reading] = Deque()  # they wait for their bars
         self._bars: Deque[Tuple[int, int]] = Deque()  # they wait for their lines
         self._last: Optional[Reading] = None  # the last line with a step
         self._before: Optional[Reading] = None  # the last line of those that are counted
         self._waited = 0
-        self._alone = False  # no bar belongs to the lines
+        self._barred = False  # there are bars
+        self._alone = False  # no bar can be paired with a line any more
         self._lost = False  # lines get no steps
 
     def line(self, reading: Reading) -> List[Reading]:
@@ -110,12 +103,13 @@ class Steps:
         if last is not None and (step < last[0] or total != last[1]):  # another training
             self._bars.clear()
             self._last = None
+        self._barred = True
         self._bars.append((step, total))
         return self._give_up() if len(self._bars) > _STATES else self._match()
 
     def skip(self) -> List[Reading]:
         """Stop, because a part of a stream is missing."""
-        self.drawn = True
+        self._barred = True
         return self._give_up()
 
     def look(self) -> List[Reading]:
@@ -128,11 +122,11 @@ class Steps:
         return self._give_up() if self._lines else []
 
     def _give_up(self) -> List[Reading]:
-        """Return all lines. A later bar cannot be paired any more, because it may belong to any of them."""
+        """Return all lines. A later bar may belong to any of them, so it cannot be paired any more."""
         found = list(self._lines)
         self._lines.clear()
         self._bars.clear()
-        self._alone, self._lost = True, self.drawn
+        self._alone, self._lost = True, self._barred
         return found if self._lost else [self._counted(line) for line in found]
 
     def _match(self) -> List[Reading]:

@@ -86,7 +86,6 @@ class Numbers:
         bars = self._bars.setdefault(stream, apart.Bars())
         for step, total in bars.feed(data):
             self._add(rank, steps.bar(step, total))
-        steps.drawn = steps.drawn or bars.drawn
         for reading in readings:
             without = reading.source == "trainer" and reading.step is None
             self._add(rank, steps.line(reading) if without else [reading])
