@@ -129,6 +129,22 @@ def test_lightnings_table_is_followed_also_when_it_is_written_again(plan, tmp_pa
     assert [(each.step, each.loss, each.lr) for each in loggers.readings()] == [(2, 1.5, 0.1)]
 
 
+@pytest.mark.parametrize(
+    "folder", ["lightning_logs/version_1", "out/lightning_logs/version_1", "logs/my_model/version_1", "out", ""]
+)
+def test_tables_are_found_in_the_usual_folders_of_a_bounded_search(plan, tmp_path, folder):
+    loggers = Loggers(plan)
+    for number in range(700):
+        (tmp_path / "data" / f"part{number}").mkdir(parents=True)
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    (tmp_path / folder / "metrics.csv").write_text("epoch,step,train_loss\n0,9,5.0\n")
+    (tmp_path / "broken").symlink_to("broken")
+    loggers.look([])
+    assert [each.step for each in loggers.readings()] == [9]
+    loggers.look([], last=True)
+    assert loggers.readings() == []
+
+
 def test_losses_in_the_output_replace_those_of_loggers():
     seen = []
     numbers = Numbers(lambda _, reading: seen.append(reading.step))

@@ -7,7 +7,10 @@ writes it (``events.out.tfevents.TIME.HOST.PROCESS.NUMBER``).
 
 from __future__ import annotations
 
+import os
 import time
+from collections import deque
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Dict, Iterable, Iterator, List, Optional, Set, Union
 
@@ -19,14 +22,10 @@ if TYPE_CHECKING:
 
 FILES = 8  # at most
 EVERY = 5.0  # seconds between searches
-_VERSION = "version_*"  # Lightning's
-# Below the working folder, which may have any number of folders; and near the checkpoints.
-_BELOW = (
-    *("%s/%s" % (each, _VERSION) for each in ("lightning_logs", "*/lightning_logs", "logs", "logs/*", "tb_logs/*")),
-    *("runs", "runs/*", "*/runs/*", "logs", "logs/*", "tensorboard"),
-)
-_NEAR = ("", "*", "runs/*", "*/" + _VERSION)
 _TABLE, _EVENTS = "metrics.csv", "events.out.tfevents."
+_USUAL = ("lightning_logs", "logs", "tb_logs", "runs", "tensorboard")
+_VERSION = "version_"  # how Lightning's folders of runs start
+_DEPTH, _FOLDERS, _ENTRIES = 3, 200, 500  # the most that one search reads
 _HEADER = 4096
 
 
@@ -34,12 +33,8 @@ class Loggers:
     """The files of one attempt. Create it before the command starts."""
 
     def __init__(self, plan: NodePlan) -> None:
-        near = (plan.output, plan.output.parent) if plan.output and plan.output.parent != plan.cwd else (plan.output,)
-        folders = [(plan.cwd, each) for each in _BELOW]
-        folders += [(folder, each) for folder in near if folder and folder != plan.cwd for each in _NEAR]
-        self._patterns = [
-            (folder, "%s/%s" % (each, name)) for folder, each in folders for name in (_TABLE, _EVENTS + "*")
-        ]
+        near = (plan.output, plan.output.parent) if plan.output else ()  # of the checkpoints
+        self._tops = tuple(dict.fromkeys((plan.cwd, *near)))
         self._old = set(self._found())
         self._files: Dict[Path, Union[_Events, _Table]] = {}
         self._writers: Set[str] = set()
@@ -70,8 +65,38 @@ class Loggers:
                 return found
 
     def _found(self) -> Iterator[Path]:
-        for folder, pattern in self._patterns:
-            yield from folder.glob(pattern.lstrip("/"))
+        for top in self._tops:
+            yield from _files(top)
+
+
+def _files(top: Path) -> Iterator[Path]:
+    """The loggers' files in a folder, its folders, and the usual folders below; the usual ones first."""
+    folders = deque([(top, 0)])
+    for _ in range(_FOLDERS):
+        if not folders:
+            return
+        folder, depth = folders.popleft()
+        for entry in _entries(folder):
+            usual = entry.name in _USUAL or entry.name.startswith(_VERSION)
+            if entry.name == _TABLE or entry.name.startswith(_EVENTS):
+                yield Path(entry.path)
+            elif depth < _DEPTH and (usual or not depth or folder.name in _USUAL) and _is_folder(entry):
+                (folders.appendleft if usual else folders.append)((Path(entry.path), depth + 1))
+
+
+def _entries(folder: Path) -> "List[os.DirEntry[str]]":
+    try:
+        with os.scandir(folder) as entries:
+            return list(islice(entries, _ENTRIES))
+    except OSError:
+        return []
+
+
+def _is_folder(entry: "os.DirEntry[str]") -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 class _Events:
