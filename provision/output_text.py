@@ -90,7 +90,7 @@ class Meter:
         self.total = started.total
         self.done = 0
         self.note = ""
-        self.printed = now  # when its last line was printed
+        self.started = self.printed = now  # when it started, and when its last line was printed
         self._samples: deque[tuple[float, int]] = deque()
 
     def update(self, progress: Progress, now: float) -> None:
@@ -131,9 +131,10 @@ class Meter:
         return f"{self.title}: {self.note}" if self.note else self.title
 
     def line(self, now: float) -> Line:
-        """The stage's current state, where no bar can be drawn."""
+        """The stage's current state, where no bar can be drawn: how long it takes, if it has no numbers."""
         percent = f"{min(100 * self.done // self.total, 100)} %" if self.total else ""
-        return Line(f"{self.title}: " + ", ".join(part for part in (percent, self.numbers(now), self.note) if part))
+        numbers = self.numbers(now) or duration(now - self.started)
+        return Line(f"{self.title}: " + ", ".join(part for part in (percent, numbers, self.note) if part))
 
 
 # --- text ----------------------------------------------------------------------------------------

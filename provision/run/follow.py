@@ -131,7 +131,7 @@ class Follower:
 
     def _progress(self, name: str, event: Event) -> None:
         step, total, loss = event.get("step"), event.get("total"), event.get("loss")
-        if not isinstance(step, int):
+        if not isinstance(step, int) and not isinstance(loss, int | float):
             return
         at = self.names.index(name)
         if self._reporter is not None and at > self._reporter:
@@ -141,9 +141,9 @@ class Follower:
             self.losses.clear()
         if isinstance(loss, int | float):
             self.losses.append(float(loss))
-        self.steps = step
+        self.steps = step if isinstance(step, int) else self.steps
         note = f"loss {loss:.4g}" if isinstance(loss, int | float) else ""
-        self._show(Progress("train", step, total if isinstance(total, int) else None, note))
+        self._show(Progress("train", self.steps or 0, total if isinstance(total, int) else None, note))
 
     def _phased(self, name: str, event: Event) -> None:
         if name == self.names[0]:
@@ -152,7 +152,7 @@ class Follower:
 
     def _show(self, progress: Progress) -> None:
         self._shown = progress
-        phase = self._phase if self._phase != "training" else ""
+        phase = self._phase if self._phase != "training" or not (progress.done or progress.note) else ""
         note = ", ".join(part for part in (progress.note, phase) if part)
         self._emit(Progress(progress.stage, progress.done, progress.total, note))
 

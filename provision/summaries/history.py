@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from provision.run.history import Past
     from provision.tasks.history import History, Plan, Pruned
 
-_OMITTED = ("LOSS", "TOOK", "NODES", "STEP")  # columns that a narrow table omits, in this order
+_OMITTED = ("TOOK", "NODES", "LOSS", "STEP")  # columns that a narrow table omits, in this order
 
 
 def past_data(past: Past) -> dict[str, Any]:

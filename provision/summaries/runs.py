@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 WIDTH = 80  # columns of a table, where the ids and the nodes leave room
-_LEAST = ("LOSS", "AGE", "OWNER", "LEFT")  # columns that a narrow table omits, in this order
+_LEAST = ("AGE", "OWNER", "LEFT", "NODES", "LOSS")  # columns that a narrow table omits, in this order
 ENDED_SHOWN = 5  # runs in the table that are not running
 
 

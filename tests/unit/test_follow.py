@@ -75,6 +75,15 @@ def test_a_phase_of_rank_0_is_shown_beside_the_progress(follower, seen):
     assert seen[-1] == Progress("train", 3, 9, "loss 1")
 
 
+def test_before_the_first_step_the_phase_is_shown(follower, seen):
+    tell(follower, "a", {"event": "phase", "phase": "training"})
+    assert seen[-1] == Progress("train", 0, None, "training")
+    tell(follower, "a", {"event": "progress", "loss": 2.5})
+    assert seen[-1] == Progress("train", 0, None, "loss 2.5")
+    tell(follower, "a", {"event": "progress", "step": 4, "loss": 2.0})
+    assert seen[-1] == Progress("train", 4, None, "loss 2")
+
+
 def test_failure_names_the_node_and_shows_lines_that_arrive_after_the_end(follower):
     tell(follower, "a", log(0, "waiting"), failed("b", "rank 1 ended by SIGKILL", 1))
     assert follower.state == "running"

@@ -459,6 +459,7 @@ def test_speed_ignores_earlier_progress_and_a_stall_shows_none():
     assert meter.speed(119) == pytest.approx(4, rel=0.05)
     unknown = Meter(StageStarted("s", "S"), 0)
     assert (unknown.numbers(0), unknown.label()) == ("", "S")
+    assert unknown.line(90).text == "S: 1 min 30 s"
     unknown.update(Progress("s", 3, note="n"), 0)
     assert (unknown.line(0).text, unknown.label()) == ("S: 3, n", "S: n")
 

@@ -48,6 +48,16 @@ def test_steps_that_count_through_all_epochs_are_those_of_the_training(first):
     assert {each.total for each in readings} == {None, 64}
 
 
+def test_bar_that_starts_again_has_the_loss_of_its_end_and_no_step():
+    """Lightning's bar returns to 0 before its title has the next epoch."""
+    bars = [(0, 1, 3.5), (0, 2, 3.0), (0, 0, 3.0), (1, 0, 3.0), (1, 1, 2.5), (1, 2, 2.0)]
+    lines = [
+        f"\rEpoch {epoch}:  50%|##  | {step}/2 [00:10<00:10,  5.00it/s, v_num=0, train_loss={loss}]"
+        for epoch, step, loss in bars
+    ]
+    assert [(each.step, each.loss) for each in read([*lines, "\n"])] == [(1, 3.5), (2, 3.0), (3, 2.5), (4, 2.0)]
+
+
 def test_steps_of_an_epoch_at_the_place_of_a_training_are_corrected_at_the_next_epoch():
     lines = [f"Epoch [{epoch}/4] Step [{step}/20] Loss: 2.5\n" for epoch, step in [(3, 12), (3, 20), (4, 10), (4, 20)]]
     assert [each.step for each in read(lines)][2:] == [70, 80]

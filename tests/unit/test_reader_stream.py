@@ -94,7 +94,7 @@ def test_progress_bars_between_lines_change_nothing(log, draw):
 
 def test_bar_after_a_line_has_its_step_and_the_one_before_may_be_old():
     text = f"\r{BAR % 3}\r      \r{{'loss': '5.2', 'epoch': '1'}}\n\r{BAR % 4}\r{BAR % 5}\n"
-    assert list(read([text])) == [Reading(4, 5.2, ms=1e3 / 31.92, total=900, source="trainer")]
+    assert list(read([text])) == [Reading(4, 5.2, ms=1e3 / 31.92, total=900, source="trainer", epoch=1.0)]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@
 - ``tables``: formats over several lines: tables with a header, ``trainer_state.json``
 - ``pattern``: the values in the lines that the user's own pattern matches
 - ``stream``: the readings of a log of any size, and the series of a run, each step once
+- ``apart``: the steps of transformers' lines whose progress bar is in another stream, or disabled
+- ``scalars``: TensorBoard's event files
 
 It is in the agent's folder because the agent needs it on the nodes. Other code imports ``trainer.reader``.
 """

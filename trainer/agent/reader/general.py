@@ -328,7 +328,11 @@ def _position(text: str, result: Dict[str, Any]) -> None:
     if _EXAMPLES.search(text):
         result["examples"] = 1
         return
-    found = _BAR.search(text) or _KERAS.search(text) or _ITER.search(text)
+    bar = _BAR.search(text)
+    if bar and not int(bar.groups()[-2]):  # a bar that starts again still has the loss of its end
+        result.clear()
+        return
+    found = bar or _KERAS.search(text) or _ITER.search(text)
     after = None if found else _AFTER_EPOCH.search(text)
     if after:
         result.setdefault("epoch", float(after.group(1)))

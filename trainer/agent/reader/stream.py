@@ -53,7 +53,7 @@ class Reading(NamedTuple):
     the last one, or a single step's); NaN and infinite values are kept. ``lr``: the learning rate. ``grad_norm``:
     before clipping. ``ms``: milliseconds per optimizer step. ``tokens_per_second``: of all ranks. ``eval_loss``: of
     an evaluation. ``rank``: None if the line has none. ``total``: the number of the last step. ``source``: the format,
-    see ``formats``.
+    see ``formats``. ``epoch``: as printed, of transformers' lines only.
     """
 
     step: Optional[int] = None
@@ -66,6 +66,7 @@ class Reading(NamedTuple):
     rank: Optional[int] = None
     total: Optional[int] = None
     source: str = ""
+    epoch: Optional[float] = None
 
 
 FIELDS = ("loss", "lr", "grad_norm", "ms", "tokens_per_second", "eval_loss")
@@ -353,7 +354,8 @@ def _rank(text: str, at: int) -> Optional[int]:
 
 def _reading(values: Dict[str, Any], rank: Optional[int], source: str) -> Reading:
     get = values.get
-    return Reading._make((get("step"), *map(get, FIELDS), rank, get("total"), source))
+    epoch = get("epoch") if source == "trainer" else None
+    return Reading._make((get("step"), *map(get, FIELDS), rank, get("total"), source, epoch))
 
 
 class Resume(NamedTuple):

@@ -120,7 +120,8 @@ class Attempt:
             stack.callback(self._tracker.close)
             stack.callback(self._metrics.close)
             try:
-                self._output = Output(self._plan, self._events, self._line, self._progress, self._reading, self._bytes)
+                take = (self._line, self._progress, self._reading, self._bytes)
+                self._output = Output(self._plan, self._events, *take, start=self._decision.get("step") or 0)
                 stack.callback(self._output.close)
                 self._group.make()
                 command = self._command = start_command(self._plan, self._decision, self._group)
@@ -187,7 +188,7 @@ class Attempt:
         if now - self._looked < LOOK:
             return
         self._looked = now
-        self._output.look()
+        self._output.look([pid for pid, rank in self._tracker.ranks.items() if rank == 0])
         if self._ending is None:
             if self._tracker.due(now):
                 self._tracker.look()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ..reader import Reading
+    from .loggers import Loggers
 import contextlib
 import time
 
@@ -191,7 +192,8 @@ class Output:
     the others from the output of a run without that file, or with the user's own pattern. ``on_bytes(rank, count)`` is
     called with the number of new bytes, because a progress bar is not a line until it ends.
 
-    It is created before the command starts: existing files are an earlier attempt's, and are skipped.
+    It is created before the command starts: existing files are an earlier attempt's, and are skipped. ``start`` is the
+    step of the checkpoint from which the attempt resumes.
     """
 
     def __init__(
@@ -202,6 +204,7 @@ class Output:
         on_progress: Callable[[Dict[str, Any], bool], None],
         on_reading: Callable[[Optional[int], Reading], None],
         on_bytes: Callable[[Optional[int], int], None],
+        start: int = 0,
     ) -> None:
         self._events = events
         self._on_line = on_line
@@ -212,9 +215,14 @@ class Output:
         self._on_bytes = on_bytes
         self._ranks = RankLogs(plan.rank_logs, plan.data.first_rank, self._data)
         pattern = plan.data.pattern
-        self._numbers = Numbers(on_reading, pattern)
+        self._numbers = Numbers(on_reading, pattern, plan.data.argv, start)
         self._reported = False  # that the pattern is too slow
         self._progress = Progress(plan.progress if pattern is None else None)
+        self._loggers: Optional[Loggers] = None
+        if plan.rank == 0 and pattern is None:
+            from .loggers import Loggers  # noqa: PLC0415 - as above
+
+            self._loggers = Loggers(plan)
 
     def take(self, fd: int) -> Optional[bytes]:
         """Read some of the command's output: None when there is nothing now, empty at its end."""
@@ -230,9 +238,11 @@ class Output:
             self._line(None, line)
         return data
 
-    def look(self) -> None:
-        """Find new files of ranks."""
+    def look(self, pids: Iterable[int] = ()) -> None:
+        """Find new files of ranks, and of the loggers of rank 0, whose processes are ``pids``."""
         self._ranks.look()
+        if self._loggers is not None and not self._numbers.complete:
+            self._loggers.look(pids)
 
     def report(self, last: bool = False) -> None:
         """Report what is new in the files; ``last``: also lines without a newline."""
@@ -243,6 +253,10 @@ class Output:
             self._line(rank, line)
         for progress in self._progress.events():
             self._report(progress, logged=True)
+        if self._loggers is not None and not self._numbers.complete and not self._progress.exists():
+            if last:
+                self._loggers.look((), last=True)
+            self._numbers.logged(self._loggers.readings(last))
         if last:
             self._numbers.close()
         found = self._numbers.take(last)
