@@ -79,7 +79,7 @@ REQUIREMENTS = (
     "wandb==0.31.0",
 )
 
-# Public trainers, without their dependencies: litgpt 0.5 asks for huggingface-hub < 1.4, torchtune's kagglehub for a newer
+# Public trainers, without their dependencies: litgpt 0.5 asks for huggingface-hub < 1.4, and kagglehub for a newer
 # certifi. They run with the versions above. torchtune 0.6.1 is the last release, and imports torchao up to 0.10.
 TRAINERS = ("kagglehub==1.0.3", "kagglesdk==0.1.38", "litgpt==0.5.13", "torchao==0.10.0", "torchtune==0.6.1")
 
