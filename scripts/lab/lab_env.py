@@ -87,9 +87,11 @@ def _build(source: lab_tree.Python, home: Path) -> dict[str, object]:
         log.run([*pip, "--no-build-isolation", "--no-deps", "-e", "."], cwd=checkout)
     with log.step("bytecode of the standard library"):
         _compile(prefix, source, log)
+    with log.step("public trainers"):
+        check = log.run([prefix / "bin/python", "-m", "pip", "check"]).strip()  # their own requirements are not met
+        log.run([*pip, "--no-deps", *lab_recipe.TRAINERS])
     with log.step("smoke test"):
         versions = log.ask(prefix / "bin/python", _VERSIONS)
-        check = log.run([prefix / "bin/python", "-m", "pip", "check"]).strip()
     for leftover in ("wheels", "stand-ins", "stage"):
         shutil.rmtree(home / leftover)
     return {
@@ -194,6 +196,6 @@ import importlib.metadata, json, deepspeed, torch, llamafactory
 from deepspeed.git_version_info import installed_ops
 from deepspeed.ops.op_builder import CPUAdamBuilder
 assert installed_ops["deepspeed_shm_comm"] and CPUAdamBuilder().load(), installed_ops
-names = ("torch", "deepspeed", "llamafactory", "transformers", "accelerate", "peft", "trl", "datasets")
+names = ("torch", "deepspeed", "llamafactory", "transformers", "accelerate", "peft", "trl", "datasets", "litgpt")
 print(json.dumps({name: importlib.metadata.version(name) for name in names}))
 """

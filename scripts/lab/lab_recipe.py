@@ -49,6 +49,7 @@ REQUIREMENTS = (
     "fire==0.7.1",
     "gradio==5.50.0",
     "hf-transfer==0.1.9",
+    "jsonargparse==4.41.0",  # of litgpt
     "lightning==2.6.6",
     "matplotlib==3.11.2",
     "modelscope==1.40.2",
@@ -72,10 +73,15 @@ REQUIREMENTS = (
     "torchmetrics==1.4.3",  # of Lightning; newer ones import torchvision if its metadata is installed
     "transformers==5.6.0",
     "trl==0.24.0",
+    "typeshed-client==2.15.0",  # jsonargparse[signatures]
     "tyro==0.8.14",
     "uvicorn==0.54.0",
     "wandb==0.31.0",
 )
+
+# Public trainers, without their dependencies: litgpt 0.5 asks for huggingface-hub < 1.4, and kagglehub for a newer
+# certifi. They run with the versions above. torchtune 0.6.1 is the last release, and imports torchao up to 0.10.
+TRAINERS = ("kagglehub==1.0.3", "kagglesdk==0.1.38", "litgpt==0.5.13", "torchao==0.10.0", "torchtune==0.6.1")
 
 # What the requirements bring along, as one set that was tried together.
 _TRIED = """
@@ -103,7 +109,7 @@ CONSTRAINTS = tuple(_TRIED.split())
 
 def pins() -> list[str]:
     """Everything that pip is held to, one `name==version` each."""
-    return [*CONDA_WHEELS, TORCH, *BUILD_TOOLS, DEEPSPEED, *REQUIREMENTS, *CONSTRAINTS]
+    return [*CONDA_WHEELS, TORCH, *BUILD_TOOLS, DEEPSPEED, *REQUIREMENTS, *TRAINERS, *CONSTRAINTS]
 
 
 def default_cache() -> Path:

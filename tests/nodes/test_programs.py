@@ -1,7 +1,7 @@
-"""Programs that know nothing of clusterctl, on two nodes: the three of examples/, and trainers of public packages.
+"""Programs that know nothing of clusterctl, on nodes: the three of examples/, and trainers of public packages.
 
 Each story: train, a rank is killed, restart from the newest checkpoint, stop, resume, status, metrics, collect. Steps
-that ran twice must have had the same loss, so the losses are those of an uninterrupted run.
+that ran twice must have had the same loss. One story also compares all losses with those of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PUBLIC = Path(__file__).with_name("public")
+ONE_THREAD = ("--env", "OMP_NUM_THREADS=1")  # a tiny model on a busy machine waits for its threads
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,15 @@ class Program:
         typed: the words.
         line: matches a line with a step and its loss, and has the groups ``step`` and ``loss``.
         shown: formats a step as in such a line.
-        kill: the step after which a rank is killed; checkpoints are saved at every 20th step.
+        where: the option that selects the nodes.
+        kill: the step after which a rank of the last node is killed; checkpoints are saved at every 20th step.
         stop: the step after which the run is stopped.
         last: the last step.
-        saved: the name of a step's checkpoint.
+        saved: the name of a checkpoint, with its number.
+        number: the number of a step's checkpoint.
         newest: the name of the newest checkpoint at the end.
         fp32: ``collect --fp32`` joins the parts of its checkpoints.
+        alone: another run of it, without an interruption, has the same losses.
     """
 
     folder: Path
@@ -48,9 +52,12 @@ class Program:
     saved: str
     newest: str
     fp32: bool = False
+    alone: bool = False
+    where: tuple[str, str] = ("--nodes", "2")
     kill: int = 24
     stop: int = 44
     shown: Callable[[int], str] = str
+    number: Callable[[int], int] = int
 
     def at(self, step):
         """Matches the line of a step."""
@@ -98,6 +105,51 @@ GPT2 = Program(
     newest="final",
     fp32=True,
 )
+# torchtune 0.6.1 trains on CPUs only with its recipes for one device: the others fail in ``get_memory_stats``.
+TORCHTUNE = Program(
+    folder=PUBLIC / "torchtune",
+    prepare="prepare.py",
+    where=("--limit", "node01"),
+    typed=(
+        *ONE_THREAD,
+        "--resume-arg",
+        "resume_from_checkpoint=True checkpointer.checkpoint_files=[{name}/model-00001-of-00001.safetensors]",
+        *("full_finetune_single_device.py", "--", "--config", "tiny.yaml"),
+    ),
+    line=r"Step (?P<step>\d+) \| loss:(?P<loss>[\d.]+)",
+    last=100,
+    saved="epoch_{}",
+    newest="epoch_4",
+    number=lambda step: step // 20 - 1,
+)
+# litgpt 0.5.13 trains with several processes only on GPUs: it selects Lightning's FSDP strategy.
+LITGPT = Program(
+    folder=PUBLIC / "litgpt",
+    prepare="prepare.py",
+    where=("--limit", "node01"),
+    typed=(
+        *(*ONE_THREAD, "--resume-arg", "--resume {checkpoint}/lit_model.pth", "--code", ".", "-m", "litgpt", "--"),
+        *("finetune_full", "model", "--out_dir", "out", "--precision", "32-true", "--eval.interval", "1000"),
+        *("--data", "JSON", "--data.json_path", "data.json", "--data.val_split_fraction", "0.1"),
+        *("--data.num_workers", "0", "--train.epochs", "1000", "--train.max_steps", "100"),
+        *("--train.save_interval", "20", "--train.log_interval", "8", "--train.lr_warmup_steps", "5"),
+        *("--train.global_batch_size", "32", "--train.micro_batch_size", "4"),
+    ),
+    line=r"iter \d+ step (?P<step>\d+) \| loss train: (?P<loss>[\d.]+)",
+    last=100,
+    saved="step-{:06d}",
+    newest="final",
+)
+ACCELERATE = Program(
+    folder=PUBLIC / "accelerate",
+    prepare="",
+    typed=("--launcher", "accelerate", "train.py"),
+    line=r"step (?P<step>\d+) loss (?P<loss>[\d.]+)",
+    last=100,
+    saved="step_{}",
+    newest="step_100",
+    alone=True,
+)
 
 
 def prepared(nodes, lab_env, folder, source, prepare):
@@ -117,15 +169,19 @@ def losses(program, text):
     return found
 
 
-@pytest.mark.parametrize("program", [RUN_CLM, VLM, GPT2], ids=lambda program: program.folder.name)
+PROGRAMS = [RUN_CLM, VLM, GPT2, TORCHTUNE, LITGPT, ACCELERATE]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.folder.name)
 def test_killed_restarted_stopped_resumed_collected(training_nodes, lab_env, tmp_path, program):
     user = prepared(training_nodes, lab_env, tmp_path / "work", program.folder, program.prepare)
-    attached = user.start("train", "--nodes", "2", "--restarts", "1", *program.typed, until=program.at(2))
+    attached = user.start("train", *program.where, "--restarts", "1", *program.typed, until=program.at(2))
     run = user.last_run().name
-    rank = user.rank("node02", run)
+    node = "node02" if program.where[0] == "--nodes" else program.where[1]
+    rank = user.rank(node, run)
     attached.until(program.at(program.kill))
-    user.kill("node02", rank)
-    attached.until(rf"attempt 2 of 2 from \S*{re.escape(program.saved.format(20))}$")
+    user.kill(node, rank)
+    attached.until(rf"attempt 2 of 2 from \S*{re.escape(program.saved.format(program.number(20)))}$")
     attached.until(program.at(program.stop))
     stopped = user.run("stop", run)
     assert stopped.returncode == 0, stopped.stderr
@@ -135,14 +191,20 @@ def test_killed_restarted_stopped_resumed_collected(training_nodes, lab_env, tmp
     resumed = user.run("resume", run)
     message = resumed.stdout + resumed.stderr
     assert resumed.returncode == 0, message
-    start = re.search(rf"attempt \d+ of 2 from \S*{program.saved.format('([0-9]+)')}$", message, re.MULTILINE)
+    saved = re.sub(r"\{.*?\}", "([0-9]+)", program.saved)
+    start = re.search(rf"attempt \d+ of 2 from \S*{saved}$", message, re.MULTILINE)
     assert start, message
-    assert int(start[1]) >= 40, message  # a fast program saves again before the stop arrives
+    assert int(start[1]) >= program.number(40), message  # a fast program saves again before the stop arrives
     found = losses(program, user.run("logs", run, "--rank", "0", "-n", "1000").stdout)
     assert list(found)[-1] == program.shown(program.last), found
     repeated = {step: values for step, values in found.items() if len(values) > 1}
     assert len(repeated) >= 3, found  # at least those from the checkpoint to the kill
     assert all(len(set(values)) == 1 for values in repeated.values()), repeated
+    if program.alone:
+        alone = user.run("train", *program.where, *program.typed)
+        assert alone.returncode == 0, alone.stdout + alone.stderr
+        text = user.run("logs", user.last_run().name, "--rank", "0", "-n", "1000").stdout
+        assert losses(program, text) == {step: values[:1] for step, values in found.items()}
 
     state = json.loads(user.run("status", run, "--json").stdout)
     assert state["state"] == "finished"
@@ -184,9 +246,10 @@ def test_trl_as_its_package_installs_it(training_nodes, lab_env, tmp_path):
 def test_accelerates_own_script(training_nodes, tmp_path):
     """``test_script.py`` compares a training by two processes with one of one process.
 
-    Both are on one node: the script writes and reads a file of the working directory. It saves nothing.
+    Both are on one node: the script writes and reads a file of the working directory. It saves nothing. accelerate's
+    ``test_checkpointing.py``, which saves, loads ``glue`` and its metric from the hub.
     """
-    user = training_nodes.own(tmp_path / "work", PUBLIC)
+    user = training_nodes.own(tmp_path / "work", PUBLIC / "lightning")
     words = ("--limit", "node01", "--gpus-per-node", "2", "--launcher", "accelerate")
     trained = user.run("train", *words, "-m", "accelerate.test_utils.scripts.test_script")
     message = trained.stdout + trained.stderr
@@ -195,7 +258,7 @@ def test_accelerates_own_script(training_nodes, tmp_path):
 
 
 def test_lightning_resumes(training_nodes, tmp_path):
-    user = training_nodes.own(tmp_path / "work", PUBLIC)
+    user = training_nodes.own(tmp_path / "work", PUBLIC / "lightning")
     words = ("train", "--nodes", "2", "fit.py", "--", "--num_nodes", "2", "--max_epochs", "300")
     attached = user.start(*words, until="Total params")
     run = user.last_run().name

@@ -22,6 +22,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from . import general
 from .formats import plain
+from .places import Places
 
 GROUPS = ("step", "loss", "eval_loss", "lr", "grad_norm", "epoch", "total", "ms", "tokens_per_second")
 NEEDED = ("step", "loss", "eval_loss")  # one of these, at least
@@ -106,7 +107,7 @@ class Pattern:
         return Match(values, whole, start + found.start()) if set(NEEDED) & set(values) else None
 
 
-def place(places: general.Places, values: Dict[str, Any], rank: Optional[int]) -> Dict[str, Any]:
+def place(places: Places, values: Dict[str, Any], rank: Optional[int]) -> Dict[str, Any]:
     """The values of a match with the step of the training.
 
     Steps that start again in every epoch continue, if the pattern has the epoch. An evaluation without a step belongs

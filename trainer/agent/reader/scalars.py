@@ -10,7 +10,8 @@ from __future__ import annotations
 import struct
 from typing import Dict, Iterator, List, Optional, Tuple, Union
 
-from . import general
+from . import general, names
+from .places import Places
 from .stream import FIELDS, Reading
 
 _HEAD = 12
@@ -28,7 +29,7 @@ class EventFile:
         self._rank = rank
         self._rest = b""
         self._skip = 0  # bytes of a record that is not read
-        self._places = general.Places()
+        self._places = Places()
         self._orders: Dict[str, int] = {}  # by field, the rank of the best name seen
 
     def feed(self, data: bytes) -> List[Reading]:
@@ -77,7 +78,7 @@ class EventFile:
         """The value of a tag, by field; ``set`` is the data set of an evaluation."""
         parts = dict(_fields(content))
         tag = parts.get(_TAG)
-        role = general.role(tag.decode("utf-8", "replace")[:80]) if isinstance(tag, bytes) else None
+        role = names.role(tag.decode("utf-8", "replace")[:80]) if isinstance(tag, bytes) else None
         number = _number(parts)
         if role is None or number is None or role.field not in FIELDS:
             return {}

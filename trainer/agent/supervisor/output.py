@@ -253,10 +253,7 @@ class Output:
             self._line(rank, line)
         for progress in self._progress.events():
             self._report(progress, logged=True)
-        if self._loggers is not None and not self._numbers.complete and not self._progress.exists():
-            if last:
-                self._loggers.look((), last=True)
-            self._numbers.logged(self._loggers.readings(last))
+        self._read_loggers(last)
         if last:
             self._numbers.close()
         found = self._numbers.take(last)
@@ -266,6 +263,13 @@ class Output:
         if self._numbers.too_slow and not self._reported:
             self._reported = True
             self._events.emit("notice", text="the pattern takes too long, and no longer reads steps and losses")
+
+    def _read_loggers(self, last: bool) -> None:
+        if self._loggers is None or self._numbers.complete or self._progress.exists():
+            return
+        if last:
+            self._loggers.look((), last=True)
+        self._numbers.logged(self._loggers.readings(last))
 
     def close(self) -> None:
         """Close the logs."""
