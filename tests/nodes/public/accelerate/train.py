@@ -2,6 +2,8 @@
 
 import argparse
 import math
+import os
+import sys
 
 import torch
 from accelerate import Accelerator
@@ -45,3 +47,5 @@ while step < args.max_steps:
         if step == args.max_steps:
             break
 accelerator.end_training()
+sys.stdout.flush()
+os._exit(0)  # torch's threads may abort the end of the interpreter: pytorch/pytorch issue 190489
