@@ -24,9 +24,9 @@ import torch
 HERE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(HERE))
 
-from trainer.lm.config import MODELS  # noqa: E402 - the checkout is not installed here
+from trainer.lm.families import PUBLISHED  # noqa: E402 - the checkout is not installed here
 from trainer.lm.log import peak  # noqa: E402
-from trainer.lm.model import Shape, flops_per_token  # noqa: E402
+from trainer.lm.model import flops_per_token  # noqa: E402
 
 BLOCK = 1024
 VOCABULARY = 50257
@@ -117,7 +117,8 @@ def nanogpt(batch: str, work: Path, seconds: float) -> dict[str, object]:
     (copy / "data/random").mkdir(parents=True)
     for split in ("train", "val"):
         (copy / f"data/random/{split}.bin").symlink_to(work / f"data/{split}.bin")
-    layers, heads, width = MODELS[MODEL]
+    shape = PUBLISHED[MODEL]
+    layers, heads, width = shape.n_layer, shape.n_head, shape.n_embd
     settings = {"dataset": "random", "n_layer": layers, "n_head": heads, "n_embd": width, "block_size": BLOCK}
     settings.update(
         batch_size=batch, gradient_accumulation_steps=2 * GPUS, max_iters=STEPS, eval_iters=1, log_interval=1

@@ -101,7 +101,7 @@ class Model:
 
 
 def _own(shape: Shape) -> Any:
-    return model.GPT(model.Shape(shape.layers, shape.heads, shape.hidden, shape.context, shape.vocab))
+    return model.Decoder(model.Shape(shape.layers, shape.heads, shape.hidden, shape.context, shape.vocab))
 
 
 def _theirs(shape: Shape) -> Any:

@@ -15,7 +15,7 @@ with socket.create_server(("127.0.0.1", 0)) as free:
 import torch
 
 from trainer.lm import checkpoint, ranks
-from trainer.lm.model import Shape
+from trainer.lm.shape import Shape
 
 CHANGES = {"os.rename": "rename", "os.remove": "remove", "os.rmdir": "remove", "shutil.rmtree": "remove"}
 done = []

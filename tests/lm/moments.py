@@ -21,7 +21,7 @@ import torch
 
 from trainer.lm import __main__ as program
 from trainer.lm import checkpoint, ranks
-from trainer.lm.model import GPT
+from trainer.lm.model import Decoder
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
 folder, argv = Path(sys.argv[1]).absolute(), sys.argv[2:]
@@ -72,7 +72,7 @@ for number in range(1, 1000):
     if (folder / "latest").exists():
         found = checkpoint.find(folder / "latest")
         with torch.device("meta"):
-            sizes = {name: parameter.numel() for name, parameter in GPT(found.state.shape).named_parameters()}
+            sizes = {name: parameter.numel() for name, parameter in Decoder(found.state.shape).named_parameters()}
         with found.reader() as reader:
             for name, numel in sizes.items():
                 for kind in ("weight", "exp_avg", "exp_avg_sq"):

@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainer.lm import checkpoint, config, engine, log, ranks, start, weights
-from trainer.lm.model import Shape, first_weights, sizes
+from trainer.lm.model import first_weights, sizes
+from trainer.lm.shape import Shape
 
 SHAPE = Shape(n_layer=12, n_head=2, n_embd=64, block_size=32, vocab_size=100)
 NAMED = dict(first_weights(SHAPE, 5, torch.device("cpu")))

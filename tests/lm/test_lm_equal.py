@@ -20,7 +20,7 @@ def alone(gpt):
         "eight": ["--batch-size", 8],
         "accumulated": ["--batch-size", 2, "--accumulation", 4],
         "global": ["--batch-size", 4, "--global-batch", 8],
-        "checkpointing": ["--batch-size", 8, "--checkpointing"],
+        "checkpointing": ["--batch-size", 8, "--checkpointing", "full"],
         "bfloat16": ["--batch-size", 8, "--dtype", "bfloat16"],
         "float16": ["--batch-size", 8, "--dtype", "float16"],
         "dropout": ["--batch-size", 8, "--dropout", 0.1],

@@ -11,7 +11,7 @@ import torch
 
 from trainer.lm import config, engine, log, ranks, start
 from trainer.lm.errors import RefusedError
-from trainer.lm.model import Shape
+from trainer.lm.shape import Shape
 
 FIELDS = (
     ("zero0", "bfloat16", "fp16_groups"),

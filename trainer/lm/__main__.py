@@ -1,4 +1,4 @@
-"""Trains a GPT-2 model. Read it from top to bottom: options, ranks, data, model, engine, loop.
+"""Trains a language model. Read it from top to bottom: options, ranks, data, model, engine, loop.
 
     python -m trainer.lm --data DIR --out OUT
     torchrun --nproc-per-node 4 -m trainer.lm --data DIR --model gpt2-xl --batch-size 32
@@ -115,7 +115,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
             watch.begin()
             loss = torch.zeros((), device=device)
             for number in range(micro_steps):
-                loss += engine.micro_step(*feed.take(), number) / micro_steps
+                loss += engine.micro_step(feed.take(), number) / micro_steps
             norm = engine.step(rate)
             stop = torch.full((), float(signals[0] if signals else 0), device=device)
             gathered = group.gather(torch.stack([loss, norm.to(loss), stop]).float()).to("cpu", non_blocking=True)
@@ -227,7 +227,7 @@ class Keeper:
             loss=loss,
             data=start.data,
         )
-        self.failure = self._folder.save(state, engine.pieces(), engine.tensors(), start.vocabulary, names)
+        self.failure = self._folder.save(state, engine.pieces(), engine.tensors(), start.vocabulary, names, start.kept)
         if self.failure:
             kept = "earlier checkpoints are unchanged"
             self._log.say("step %d: not saved: %s; %s" % (step, self.failure, kept))
@@ -263,8 +263,7 @@ def mean_loss(engine: Engine, samples: Samples, batches: int, batch: int, ranks:
         for first in range(0, batches, ranks.world):
             number = first + ranks.rank
             start = min(number, batches - 1) * batch
-            tokens, targets = samples.take(range(start, start + batch))
-            loss = engine.evaluate(tokens.to(ranks.device), targets.to(ranks.device))
+            loss = engine.evaluate(samples.take(range(start, start + batch)).to(ranks.device))
             if number < batches:
                 total += loss.double()
     return float(ranks.gather(total.view(1)).sum().item()) / batches

@@ -3,6 +3,7 @@
     out/iter_N/                      after N steps
         part-RRRRR-of-WWWWW.safetensors  each rank's pieces (``Piece``)
         characters.json or tokenizer.json  the vocabulary
+        model/                       small files of the model that the training started from, for the export
         complete.json                written last: step, loss, shape, options, data, and the files with their sizes
     out/latest, best, final          small files that name one of them
 
@@ -29,19 +30,22 @@ import struct
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from trainer.lm.errors import RefusedError
-from trainer.lm.model import Shape
+from trainer.lm.families import earlier_name
 from trainer.lm.ranks import Ranks
+from trainer.lm.shape import Shape, from_record
 from trainer.lm.tokens import Tokens
 
 COMPLETE = "complete.json"
 POINTERS = ("latest", "best", "final")
-FORMAT = 2  # version 1 stored neither loss nor data
+FORMAT = 3  # version 1 stored neither loss nor data; 1 and 2 have Hugging Face's names of GPT-2's parameters
+RENAMED = 3  # the first version with our names
+MODEL = "model"
 SAVING = ".saving-"
 PROBE = ".probe-"
 REMOVING = ".removing-"
@@ -82,10 +86,22 @@ class Checkpoint:
     folder: Path
     state: State
     files: Sequence[str]
+    version: int = FORMAT
 
     def reader(self) -> Reader:
         """Return a reader of its tensors."""
-        return Reader(self.folder, self.files)
+        return Reader(self.folder, self.files, earlier_name if self.version < RENAMED else str)
+
+    def kept(self) -> Dict[str, bytes]:
+        """Return the small files of the model that the training started from, by name.
+
+        Raises:
+            RefusedError: one cannot be read.
+        """
+        try:
+            return {path.name: path.read_bytes() for path in sorted((self.folder / MODEL).glob("*"))}
+        except OSError as error:
+            raise RefusedError("%s: %s" % (self.folder / MODEL, error.strerror), "use another checkpoint") from error
 
 
 class Folder:
@@ -136,6 +152,7 @@ class Folder:
         tensors: Iterable[torch.Tensor],
         vocabulary: Optional[Tokens],
         names: Sequence[str] = (),
+        kept: Mapping[str, bytes] = {},
     ) -> Optional[str]:
         """Write ``iter_N``, point ``names`` at it, and commit with ``latest``. Return why that failed, or None.
 
@@ -145,6 +162,7 @@ class Folder:
             tensors: their tensors, in the order of ``pieces.entries``.
             vocabulary: of the data, if known.
             names: ``best``, ``final`` or both, if this checkpoint is the best or the last.
+            kept: small files of the model that the training started from, by name.
         """
         folder = self.path / ("iter_%d" % state.step)
         temporary = self.path / (SAVING + folder.name)
@@ -160,6 +178,8 @@ class Folder:
             if self._acts and vocabulary:
                 vocabulary.save(temporary)
                 _sync(temporary / vocabulary.file)
+            if self._acts and kept:
+                _write_kept(temporary / MODEL, kept)
             if self._acts and folder.is_dir():
                 _remove(folder)  # from a training that was killed before it moved ``latest``
             if self._ranks.is_first:
@@ -283,14 +303,14 @@ def find(path: Path) -> Checkpoint:
     missing = [name for name in files if not (path / name).is_file()]
     if missing:
         raise RefusedError("%s: %s is missing" % (path, missing[0]), "copy it from the node that wrote it")
-    return Checkpoint(path, state, sorted(files))
+    return Checkpoint(path, state, sorted(files), version)
 
 
 def _read(path: Path) -> Tuple[State, Dict[str, int], int]:
     """Read ``complete.json``: the state, the files and the version. Fields of later versions are skipped."""
     record = json.loads((path / COMPLETE).read_text(encoding="utf-8"))
     known = {each.name for each in dataclasses.fields(State)}
-    state = State(**dict({name: record[name] for name in known & set(record)}, shape=Shape(**record["shape"])))
+    state = State(**dict({name: record[name] for name in known & set(record)}, shape=from_record(record["shape"])))
     return state, dict(record["files"]), int(record["format"])
 
 
@@ -299,6 +319,14 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _write_kept(folder: Path, kept: Mapping[str, bytes]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name, content in kept.items():
+        (folder / name).write_bytes(content)
+        _sync(folder / name)
+    _sync(folder)
 
 
 def _rename(temporary: Path, folder: Path) -> None:
@@ -355,11 +383,15 @@ class _StoredPiece(NamedTuple):
 
 
 class Reader:
-    """The pieces of a checkpoint. A context manager, because it keeps its files open."""
+    """The pieces of a checkpoint. A context manager, because it keeps its files open.
 
-    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+    ``stored`` maps the name of a parameter to its name in the files.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str], stored: Callable[[str], str] = str) -> None:
         self._folder = folder
         self._names = names
+        self._stored = stored
         self._held: Dict[str, List[_StoredPiece]] = {}
         self._open = ExitStack()
 
@@ -380,10 +412,6 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def names(self) -> Iterator[str]:
-        """Yield the names of all parameters."""
-        return (tensor.partition("/")[2] for tensor in self._held if tensor.startswith("weight/"))
-
     def read(self, kind: str, name: str, start: int, numel: int) -> torch.Tensor:
         """Read numbers of a parameter: float32 on the CPU, shape (numel,).
 
@@ -392,7 +420,7 @@ class Reader:
         """
         out = torch.empty(numel)
         count = 0
-        for held in self._held.get("%s/%s" % (kind, name), ()):
+        for held in self._held.get("%s/%s" % (kind, self._stored(name)), ()):
             first, last = max(start, held.start), min(start + numel, held.stop)
             if first < last:
                 part = held.file.get_slice(held.key)[first - held.start : last - held.start]
@@ -412,11 +440,15 @@ class Reader:
         return self.read("weight", name, 0, size.numel()).view(size)
 
 
+WRITTEN = {"float32": ("F32", torch.float32), "bfloat16": ("BF16", torch.bfloat16)}  # safetensors' names
+
+
 class Entry(NamedTuple):
-    """A float32 tensor to write."""
+    """A tensor to write; ``dtype`` is one of ``WRITTEN``."""
 
     key: str
     shape: Sequence[int]
+    dtype: str = "float32"
 
     @property
     def numel(self) -> int:
@@ -447,16 +479,17 @@ def write_to(file: BinaryIO, entries: Sequence[Entry], tensors: Iterable[torch.T
     header: Dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires it
     end = 0
     for entry in entries:
-        start, end = end, end + 4 * entry.numel
-        header[entry.key] = {"dtype": "F32", "shape": list(entry.shape), "data_offsets": [start, end]}
+        kind, dtype = WRITTEN[entry.dtype]
+        start, end = end, end + dtype.itemsize * entry.numel
+        header[entry.key] = {"dtype": kind, "shape": list(entry.shape), "data_offsets": [start, end]}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     encoded += b" " * (-len(encoded) % 8)  # aligns the tensors to 8 bytes
     size = 8 + len(encoded) + end
     os.posix_fallocate(file.fileno(), 0, size)  # detects a full disk before writing
     file.write(struct.pack("<Q", len(encoded)) + encoded)
-    for tensor in tensors:
-        array = tensor.detach().to("cpu", torch.float32).contiguous().view(-1).numpy()
-        file.write(memoryview(array).cast("B"))
+    for entry, tensor in zip(entries, tensors):  # noqa: B905 - the size below shows a difference
+        there = tensor.detach().to("cpu", WRITTEN[entry.dtype][1]).contiguous().view(-1)
+        file.write(memoryview(there.view(torch.uint8).numpy()))
     if file.tell() != size:
         raise AssertionError("%d bytes were written, %d announced" % (file.tell(), size))
     file.flush()

@@ -17,21 +17,20 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from trainer.bounds import COUNT, EVERY, RATE, Bound
+from trainer.lm import families
 from trainer.lm.errors import RefusedError
 
 ENGINES = ("plain", "zero0", "zero1", "zero2", "zero3")
 CHOICES = {
-    "model": ("custom", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"),
     "engine": ENGINES,
     "offload": ("none", "optimizer", "all"),
     "dtype": ("auto", "bfloat16", "float16", "float32"),
     "compile": ("auto", "whole", "blocks", "off"),
     "schedule": ("cosine", "linear", "constant"),
+    "checkpointing": ("off", "selective", "full"),
     "device": ("auto", "cpu", "cuda"),
 }
 TRAVELS = ("float32", "bfloat16")
-# Layers, heads, width: GPT-2's published sizes (https://huggingface.co/openai-community, config.json of each).
-MODELS = {"gpt2": (12, 12, 768), "gpt2-medium": (24, 16, 1024), "gpt2-large": (36, 20, 1280), "gpt2-xl": (48, 25, 1600)}
 SIZES = ("n_layer", "n_head", "n_embd")
 # A resumed training takes these from its own command line: they say where it runs, not what it is.
 OWN = ("out", "resume", "device", "allow_changes")
@@ -51,13 +50,15 @@ class Config:
 
     data: Sequence[str] = _is((), "folders written by trainer.lm.prepare or nanoGPT, each DIR or DIR:WEIGHT")
     out: str = _is("out", "folder of checkpoints and logs")
-    init: str = _is("scratch", "scratch, a Hugging Face GPT-2 folder, or a checkpoint whose weights to use")
+    init: str = _is("scratch", "scratch, a Hugging Face folder, or a checkpoint whose weights to use")
     resume: str = _is(
         "", "latest, or a checkpoint: continues with its optimizer, step and options, except options given here"
     )
     allow_changes: bool = _is(False, "allow a resume with a different global batch or other data")
 
-    model: str = _is("custom", "a published size, or custom: set n_layer, n_head and n_embd")
+    model: str = _is(
+        "custom", "a published size, a folder with config.json, or custom: a GPT-2 with n_layer, n_head and n_embd"
+    )
     n_layer: int = _is(12, "layers", _SIZE)
     n_head: int = _is(12, "attention heads", _SIZE)
     n_embd: int = _is(768, "width", _SIZE)
@@ -99,7 +100,11 @@ class Config:
         "auto", "data type of the computation (auto: bfloat16 from Ampere on, else float16; float32 on CPUs)"
     )
     compile: str = _is("auto", "torch.compile of the loss, of each block, or off (auto: whole on GPUs, not with zero3)")
-    checkpointing: bool = _is(False, "recompute activations in the backward pass: less memory, a third slower")
+    checkpointing: str = _is(
+        "off",
+        "recompute activations in the backward pass; selective: all but products, a few percent slower; "
+        "full: the least memory, a third slower",
+    )
     reduce_dtype: str = field(
         default="float32",
         metadata={"help": "plain: data type of sent gradients; bfloat16 halves the bytes", "choices": TRAVELS},
@@ -230,7 +235,7 @@ def from_arguments(argv: Optional[List[str]] = None) -> Config:
 
 
 def _parser() -> Parser:
-    parser = Parser("trainer.lm", "Train a GPT-2 model.")
+    parser = Parser("trainer.lm", "Train a language model: GPT-2, Llama, Qwen2, Qwen2.5 or Qwen3.")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "Rules between options:\n" + "\n".join("  " + each.rule for each in RELATIONS)
     parser.add_argument(
@@ -324,7 +329,9 @@ def complete(options: UserOptions, stored: Optional[Mapping[str, Any]] = None, s
         RefusedError: options contradict each other, or a stored one is outside its bound.
     """
     fields = {each.name: each for each in dataclasses.fields(Config)}
-    stored = stored or {}
+    stored = dict(stored or {})
+    if isinstance(stored.get("checkpointing"), bool):  # of checkpoints until format 2
+        stored["checkpointing"] = "full" if stored["checkpointing"] else "off"
     inherited = {name: stored[name] for name in stored if name in fields and name not in options.values}
     for name, value in inherited.items():
         bound = fields[name].metadata.get("bound")
@@ -348,9 +355,10 @@ def complete(options: UserOptions, stored: Optional[Mapping[str, Any]] = None, s
 
 def _with_sizes(config: Config, options: UserOptions) -> Config:
     """Set the sizes of a published model, unless others are given."""
-    if config.model == "custom":
+    shape = families.named(config.model)
+    if shape is None:
         return config
-    sizes: Dict[str, Any] = dict(zip(SIZES, MODELS[config.model]))  # noqa: B905 - Python 3.9 has no strict
+    sizes: Dict[str, Any] = {name: getattr(shape, name) for name in SIZES}
     for name, size in sizes.items():
         if options.values.get(name, size) != size:
             what = "%s %s: %s has %d" % (options.where(name), options.values[name], config.model, size)

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from trainer.lm import tokens
+from trainer.lm.batch import Batch
 from trainer.lm.errors import RefusedError
 from trainer.lm.ranks import Ranks
 
@@ -71,7 +72,7 @@ class Samples:
         self._shards: List[List[Any]] = [[shard for shard in each.shards if len(shard) > block] for each in sets]
         self._ends = [np.cumsum([len(shard) - block for shard in shards]) for shards in self._shards]
 
-    def take(self, numbers: Sequence[int]) -> Tuple[torch.Tensor, torch.Tensor]:
+    def take(self, numbers: Sequence[int]) -> Batch:
         """Return samples by number: the tokens and the next tokens, each (samples, block), int64."""
         keys = mixed(np.asarray(numbers, dtype=np.uint64) ^ self._seed)
         chances = (keys >> np.uint64(11)).astype(np.float64) / 2**53
@@ -85,7 +86,7 @@ class Samples:
             start -= int(ends[shard - 1]) if shard else 0
             rows[row] = self._shards[each][shard][start : start + self.block + 1]
         both = torch.from_numpy(rows)
-        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+        return Batch(both[:, :-1].contiguous(), both[:, 1:].contiguous())
 
 
 def numbers_of(step: int, micro: int, rank: int, world: int, accumulation: int, batch: int) -> range:
@@ -268,8 +269,8 @@ class Feed:
             with contextlib.suppress(queue.Empty):
                 self._ready.get(timeout=0.01)
 
-    def take(self) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Return the next micro-step's tokens and next tokens, on the device.
+    def take(self) -> Batch:
+        """Return the next micro-step's batch, on the device.
 
         Raises:
             OSError: the data can no longer be read.
@@ -277,10 +278,10 @@ class Feed:
         batch = self._ready.get()
         if isinstance(batch, Exception):
             raise batch
-        tokens, targets = (each.to(self._ranks.device, non_blocking=True) for each in batch)
-        return tokens, targets
+        taken: Batch = batch
+        return taken.to(self._ranks.device)
 
-    def _batches(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[Batch]:
         rank, world, micro_steps, batch = self._sizes
         step = self._from
         while True:
@@ -292,11 +293,8 @@ class Feed:
         try:
             if self._ranks.device.type == "cuda":
                 torch.cuda.set_device(self._ranks.device)  # a thread starts with GPU 0 and would allocate memory there
-            for tokens, targets in self._batches():
-                if self._ranks.device.type == "cuda":
-                    self._ready.put((tokens.pin_memory(), targets.pin_memory()))
-                else:
-                    self._ready.put((tokens, targets))
+            for batch in self._batches():
+                self._ready.put(batch.pinned() if self._ranks.device.type == "cuda" else batch)
                 if self._stopped.is_set():
                     return
         except Exception as error:  # noqa: BLE001 - the main thread raises it

@@ -21,11 +21,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trainer.lm.batch import Batch
 from trainer.lm.checkpoint import KINDS, Piece, Reader
 from trainer.lm.config import Config
 from trainer.lm.errors import FailedError, RefusedError
 from trainer.lm.log import Watch
-from trainer.lm.model import GPT
+from trainer.lm.loss import loss_and_gradient
+from trainer.lm.model import Decoder
 from trainer.lm.ranks import Ranks, all_gather, reduce_scatter
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -43,10 +45,10 @@ class Engine(Protocol):
     def compile(self) -> None:
         """Compile the model as a whole."""
 
-    def micro_step(self, tokens: torch.Tensor, targets: torch.Tensor, number: int) -> torch.Tensor:
+    def micro_step(self, batch: Batch, number: int) -> torch.Tensor:
         """Run the forward and backward pass of a step's micro-step ``number``. Return the loss, on the device."""
 
-    def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def evaluate(self, batch: Batch) -> torch.Tensor:
         """Return the loss of a batch. A model that is compiled as a whole is not compiled again for evaluation."""
 
     def step(self, rate: float) -> torch.Tensor:
@@ -79,6 +81,11 @@ def dtype_for(config: Config, device: torch.device) -> torch.dtype:
     return torch.float16 if old else torch.bfloat16
 
 
+def run(model: Callable[..., torch.Tensor], batch: Batch) -> torch.Tensor:
+    """Return the loss of a batch."""
+    return model(batch.tokens, batch.targets, None, batch.ends, batch.count)
+
+
 def compile_for(config: Config, device: torch.device) -> str:
     """Return how much of the model is compiled at a time."""
     if config.compile != "auto":
@@ -102,7 +109,7 @@ def creation_contexts(config: Config, ranks: Ranks, micro_steps: int) -> Tuple[C
     return zero.creation_context(config, ranks, micro_steps, dtype_for(config, ranks.device)), zero.gather_parameter
 
 
-def make_engine(model: GPT, config: Config, ranks: Ranks, micro_steps: int, watch: Watch) -> Engine:
+def make_engine(model: Decoder, config: Config, ranks: Ranks, micro_steps: int, watch: Watch) -> Engine:
     """Create the configured engine with a model that was created in its context.
 
     Raises:
@@ -111,8 +118,9 @@ def make_engine(model: GPT, config: Config, ranks: Ranks, micro_steps: int, watc
     dtype = dtype_for(config, ranks.device)
     how = compile_for(config, ranks.device)
     if how == "blocks":
-        for block in model.transformer["h"]:
-            block.compile()
+        for layer in model.layers:
+            layer.compile()
+        model.pieces = torch.compile(loss_and_gradient)
     engine: Engine
     if config.engine == "plain":
         engine = Plain(model, config, ranks, micro_steps, dtype, watch)
@@ -205,11 +213,11 @@ class Plain:
         """See ``Engine``."""
         self.loss = torch.compile(self.model)
 
-    def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def evaluate(self, batch: Batch) -> torch.Tensor:
         """See ``Engine``."""
-        return cast("torch.Tensor", self.model(tokens, targets))
+        return cast("torch.Tensor", run(self.model, batch))
 
-    def micro_step(self, tokens: torch.Tensor, targets: torch.Tensor, number: int) -> torch.Tensor:
+    def micro_step(self, batch: Batch, number: int) -> torch.Tensor:
         """See ``Engine``."""
         self._first, self._last = number == 0, number == self._micro_steps - 1
         if self._last:
@@ -217,7 +225,7 @@ class Plain:
             for bucket in self._buckets:
                 bucket.left = len(bucket.slots)
         with self._watch.part("forward"):
-            loss = self.loss(tokens, targets)
+            loss = run(self.loss, batch)
         with self._watch.part("backward"):
             (loss * self.scale.value if self.scale.is_used else loss).backward()
         return loss.detach()

@@ -1,4 +1,4 @@
-"""Exports a checkpoint as fp32 weights for transformers: ``python -m trainer.lm.export out/best FOLDER``."""
+"""Exports a checkpoint as a model of transformers: ``python -m trainer.lm.export out/best FOLDER``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainer.lm.config import Parser
 from trainer.lm.errors import RefusedError, exit_with
 
 
-def export(found: checkpoint.Checkpoint, folder: Path) -> None:
+def export(found: checkpoint.Checkpoint, folder: Path, dtype: str) -> None:
     """Write ``model.safetensors``, ``config.json`` and the vocabulary. The folder appears when it is complete.
 
     Raises:
@@ -28,8 +28,8 @@ def export(found: checkpoint.Checkpoint, folder: Path) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         with found.reader() as reader:
-            weights.export(found.state.shape, reader.whole, temporary, vocabulary)
-        if vocabulary:
+            weights.export(found.state.shape, reader.whole, temporary, vocabulary, found.kept(), dtype)
+        if vocabulary and not (temporary / vocabulary.file).exists():
             vocabulary.save(temporary)
         temporary.rename(folder)
     except OSError as error:
@@ -42,6 +42,7 @@ def make_parser() -> Parser:
     parser = Parser("trainer.lm.export", __doc__)
     parser.add_argument("checkpoint", type=Path, help="out/iter_N, or out/best, out/final, out/latest")
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--dtype", choices=checkpoint.WRITTEN, default="float32", help="of the weights")
     return parser
 
 
@@ -49,7 +50,7 @@ def main(argv: Optional[List[str]] = None) -> None:
     """Run the program."""
     options = argparse.Namespace(**make_parser().read(argv))
     found = checkpoint.find(options.checkpoint)
-    export(found, options.folder)
+    export(found, options.folder, options.dtype)
     sys.stdout.write("%s: step %d of %s\n" % (options.folder, found.state.step, found.folder))
 
 

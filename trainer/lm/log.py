@@ -29,7 +29,8 @@ import torch
 from trainer.ds_config import ConfigError, find
 from trainer.lm.config import Config
 from trainer.lm.errors import FailedError, RefusedError
-from trainer.lm.model import Shape, flops_per_token
+from trainer.lm.model import flops_per_token
+from trainer.lm.shape import Shape
 
 LINES = "train.log"
 RECORDS = "trainer_log.jsonl"

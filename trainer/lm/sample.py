@@ -10,13 +10,13 @@ from typing import List, Optional, Tuple
 import torch
 
 from trainer.bounds import Bound
-from trainer.lm import checkpoint, tokens, weights
+from trainer.lm import checkpoint, families, tokens, weights
 from trainer.lm.config import Parser
 from trainer.lm.errors import RefusedError, exit_with
-from trainer.lm.model import GPT, Past, evaluating, fill, sizes
+from trainer.lm.model import Decoder, Past, evaluating, fill, sizes
 
 
-def load(path: Path) -> Tuple[GPT, tokens.Tokens]:
+def load(path: Path) -> Tuple[Decoder, tokens.Tokens]:
     """Load the model, in fp32 on the CPU, and the vocabulary of a checkpoint or a Hugging Face folder.
 
     Raises:
@@ -24,12 +24,12 @@ def load(path: Path) -> Tuple[GPT, tokens.Tokens]:
     """
     if (path / "config.json").is_file():
         folder, digest = path, weights.read_digest(path)
-        model = GPT(weights.read_shape(path))
+        model = Decoder(families.read_shape(path))
         fill(model, weights.read(model.shape, path))
     else:
         found = checkpoint.find(path)
         folder, digest = found.folder, found.state.vocabulary
-        model = GPT(found.state.shape)
+        model = Decoder(found.state.shape)
         with found.reader() as reader:
             fill(model, ((name, reader.whole(name, size)) for name, size in sizes(model.shape).items()))
     vocabulary = tokens.load(folder)
@@ -43,7 +43,7 @@ def load(path: Path) -> Tuple[GPT, tokens.Tokens]:
 
 
 def write(
-    model: GPT,
+    model: Decoder,
     prompt: List[int],
     count: int,
     temperature: float,

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from trainer.lm import checkpoint, config, engine, tokens, weights
+from trainer.lm import checkpoint, config, engine, families, tokens, weights
 from trainer.lm.checkpoint import Checkpoint
-from trainer.lm.config import MODELS, OWN, SIZES, Config, UserOptions, option
+from trainer.lm.config import OWN, SIZES, Config, UserOptions, option
 from trainer.lm.data import DataSet, identity
 from trainer.lm.errors import RefusedError
-from trainer.lm.model import GPT, Shape, fill, first_weights
+from trainer.lm.model import Decoder, fill, first_weights
 from trainer.lm.ranks import Ranks
+from trainer.lm.shape import Shape
 from trainer.lm.tokens import Tokens
 
 RESUME = "CLUSTERCTL_CHECKPOINT"  # set by clusterctl's agent for a resumed run
@@ -41,7 +42,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Start:
-    """A source that matches the data. ``vocabulary``, ``digest`` and ``data`` are those of the data."""
+    """A source that matches the data. ``vocabulary``, ``digest`` and ``data`` are those of the data.
+
+    ``kept``: small files of the model, which checkpoints keep for the export.
+    """
 
     shape: Shape
     resumed: Optional[Checkpoint] = None
@@ -50,6 +54,7 @@ class Start:
     vocabulary: Optional[Tokens] = None
     digest: Optional[str] = None
     data: Optional[List[Dict[str, Any]]] = None
+    kept: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def find(options: UserOptions) -> Source:
@@ -77,7 +82,7 @@ def find(options: UserOptions) -> Source:
     if not path.is_dir():
         what = "--init %s: no such folder" % init
         raise RefusedError(what, "use scratch, a folder with config.json and model.safetensors, or a checkpoint")
-    return Source(str(path), weights.read_shape(path), folder=path)
+    return Source(str(path), families.read_shape(path), folder=path)
 
 
 def complete(options: UserOptions, source: Source) -> Config:
@@ -90,14 +95,17 @@ def complete(options: UserOptions, source: Source) -> Config:
     if shape is None:
         return config.complete(options)
     _check_sizes(options, shape, source.name)
-    stored: Dict[str, Any] = {"block_size": shape.block_size}
+    positions = shape.block_size
+    stored: Dict[str, Any] = {"block_size": positions if shape.is_gpt2 else min(positions, Config.block_size)}
     if source.resumed:
         config_before = source.resumed.state.config
         stored = {name: value for name, value in config_before.items() if name not in OWN}
         _check_init(options, config_before.get("init", Config.init), source.name)
-        sizes = MODELS.get(str(config_before.get("model")))
-        if sizes != (shape.n_layer, shape.n_head, shape.n_embd):  # an earlier version ignored --model with --init
-            stored["model"] = "custom"
+        before = families.PUBLISHED.get(str(config_before.get("model")))
+        if before and any(getattr(before, name) != getattr(shape, name) for name in SIZES):
+            stored["model"] = "custom"  # an earlier version ignored --model with --init
+        elif before is None:
+            stored["model"] = "custom"  # the folder of config.json need not exist any more
     stored.update({name: getattr(shape, name) for name in SIZES})
     merged = config.complete(options, stored, source.name)
     if merged.block_size > shape.block_size:
@@ -171,7 +179,11 @@ def choose(config: Config, source: Source, sets: Sequence[DataSet]) -> Start:
     shape = source.shape
     found = source.resumed or source.taken
     if shape is None:
-        shape = Shape(config.n_layer, config.n_head, config.n_embd, config.block_size, first.vocab_size)
+        named = families.named(config.model)
+        if named and not named.is_gpt2:
+            shape = replace(named, vocab_size=first.vocab_size)
+        else:
+            shape = Shape(config.n_layer, config.n_head, config.n_embd, config.block_size, first.vocab_size)
     elif found:
         size = (found.state.data or [{}])[0].get("vocab_size", shape.vocab_size)
         _check_vocabulary(source.name, found.state.vocabulary, size, first)
@@ -185,9 +197,10 @@ def choose(config: Config, source: Source, sets: Sequence[DataSet]) -> Start:
         _check_vocabulary(source.name, digest, size, first)
     if source.resumed:
         _check_data(config, source.name, source.resumed.state.data, identities)
-    elif source.folder:
+    elif source.folder and shape.is_gpt2:  # its positions are weights
         shape = replace(shape, block_size=config.block_size)
-    return Start(shape, source.resumed, source.taken, source.folder, first.vocabulary, first.digest, identities)
+    kept = found.kept() if found else weights.read_kept(source.folder) if source.folder else {}
+    return Start(shape, source.resumed, source.taken, source.folder, first.vocabulary, first.digest, identities, kept)
 
 
 def _check_newest(found: Checkpoint, out: Path) -> None:
@@ -201,14 +214,16 @@ def _check_newest(found: Checkpoint, out: Path) -> None:
 def _check_sizes(options: UserOptions, shape: Shape, name: str) -> None:
     """Refuse sizes that differ from the model's."""
     model = options.values.get("model", "custom")
-    for at, size in enumerate(SIZES):
+    named = families.named(model)
+    for size in SIZES:
         has = getattr(shape, size)
         wanted = options.values.get(size, has)
         if wanted != has:
             what = "%s %s: %s has %d" % (options.where(size), wanted, name, has)
             raise RefusedError(what, "remove %s, or use --init scratch and another --out" % option(size))
-        if model != "custom" and MODELS[model][at] != has:
-            what = "%s %s has %s %d, %s has %d" % (options.where("model"), model, size, MODELS[model][at], name, has)
+        if named and getattr(named, size) != has:
+            what = "%s %s has %s %d, %s has %d"
+            what %= (options.where("model"), model, size, getattr(named, size), name, has)
             raise RefusedError(what, "remove --model, or use --init scratch and another --out")
 
 
@@ -262,7 +277,7 @@ def _check_data(
     raise RefusedError(what, "use --init %s with another --out for a new training; or --allow-changes" % name)
 
 
-def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> GPT:
+def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> Decoder:
     """Create the model with its initial weights: fp32 on the device, or as the engine needs it.
 
     The engine loads and shards the weights of a checkpoint.
@@ -272,7 +287,7 @@ def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> 
     """
     making, whole = engine.creation_contexts(config, ranks, micro_steps)
     with making:
-        model = GPT(start.shape, config.dropout, config.checkpointing)
+        model = Decoder(start.shape, config.dropout, config.checkpointing)
     if start.folder:
         fill(model, weights.read(start.shape, start.folder), whole)
     elif not (start.resumed or start.taken):

@@ -1,94 +1,121 @@
-"""GPT-2 weights in Hugging Face's format, ``config.json`` and ``model.safetensors``: reads and writes them.
-
-https://github.com/huggingface/transformers/blob/v4.57.0/src/transformers/models/gpt2/modeling_gpt2.py: its matrices
-are Conv1D's, the transpose of Linear's, and ``lm_head`` is the embedding. Files of older versions lack the prefix
-``transformer.`` and contain attention masks.
-"""
+"""Model folders of Hugging Face, ``config.json`` and ``*.safetensors``: reads and writes them."""
 
 from __future__ import annotations
 
 import json
 import pickle
-import re
 import zipfile
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from safetensors import SafetensorError, safe_open
 
-from trainer.bounds import Bound
+from trainer.lm import families
 from trainer.lm.checkpoint import Entry, write_tensors
 from trainer.lm.errors import RefusedError
-from trainer.lm.model import Named, Shape, sizes
+from trainer.lm.families import CONFIG, Theirs
+from trainer.lm.model import Named, sizes
+from trainer.lm.shape import Shape
 from trainer.lm.tokens import Tokens
 
-TURNED = re.compile(r"\.(c_attn|c_proj|c_fc)\.weight$")
-PREFIX = "transformer."
 DIGEST = "vocabulary_digest"  # in config.json: digest of the vocabulary of the training
 GPT2 = 50257  # tokens of GPT-2's vocabulary, whose last one ends a text
-_SIZE = Bound(low=1, high=1 << 24)
-_NEEDED = ("n_layer", "n_head", "n_embd", "vocab_size")
-
-
-def read_shape(folder: Path) -> Shape:
-    """Read the shape of the model in a Hugging Face folder.
-
-    Raises:
-        RefusedError: config.json is missing, or describes another kind of model.
-    """
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RefusedError(
-            "%s cannot be read: %s" % (path, error), "name a folder with config.json and weights"
-        ) from error
-    if not isinstance(config, dict):
-        raise RefusedError("%s is not a JSON object" % path, "use the config.json that came with the weights")
-    if config.get("model_type", "gpt2") != "gpt2":
-        raise RefusedError("%s: a model of type %s, not gpt2" % (path, config["model_type"]), "use a GPT-2 folder")
-    positions: Any = config.get("n_positions", config.get("n_ctx"))
-    missing = [key for key in _NEEDED if key not in config] + ([] if positions else ["n_positions"])
-    if missing:
-        raise RefusedError(
-            "%s has no %s" % (path, ", ".join(missing)), "use the config.json that came with the weights"
-        )
-    if config.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
-        raise RefusedError(
-            "%s: activation %s is not GPT-2's" % (path, config["activation_function"]), "use a GPT-2 folder"
-        )
-    found = {**{key: config[key] for key in _NEEDED}, "n_positions": positions}
-    for key, size in found.items():
-        if type(size) is not int or not _SIZE.allows(size):
-            raise RefusedError("%s: %s %r must be %s" % (path, key, size, _SIZE), "use the config.json of the weights")
-    if found["n_embd"] % found["n_head"]:
-        what = "%s: n_embd %d must be a multiple of n_head %d" % (path, found["n_embd"], found["n_head"])
-        raise RefusedError(what, "use the config.json that came with the weights")
-    return Shape(config["n_layer"], config["n_head"], config["n_embd"], positions, config["vocab_size"])
+INDEX = "model.safetensors.index.json"
+# Small files that belong to a model and are kept with it: its tokens, their template, and how to generate text.
+KEPT = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+)
+_LARGEST = 64 << 20  # bytes of one of these files
 
 
 def read_digest(folder: Path) -> Optional[str]:
     """Return the digest of an exported model's vocabulary, or None if none is stored."""
-    digest = json.loads((folder / "config.json").read_text(encoding="utf-8")).get(DIGEST)
+    digest = families.read_config(folder).get(DIGEST)
     return str(digest) if digest else None
 
 
-def _tensors(folder: Path) -> Iterator[Any]:
-    """Yield the names and tensors of all files of a folder, one by one."""
-    files = sorted(folder.glob("*.safetensors"))
-    for path in files:
-        with safe_open(str(path), framework="pt") as file:
+def read_kept(folder: Path) -> Dict[str, bytes]:
+    """Return the small files that belong to a model (``KEPT``), and its ``config.json``.
+
+    Raises:
+        RefusedError: one of them is larger than 64 MiB, or cannot be read.
+    """
+    found = {}
+    for name in (CONFIG, *KEPT):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            if path.stat().st_size > _LARGEST:
+                raise RefusedError("%s is larger than 64 MiB" % path, "restore the file that came with the model")
+            found[name] = path.read_bytes()
+        except OSError as error:
+            raise RefusedError("%s cannot be read: %s" % (path, error.strerror), "ls -l %s" % path) from error
+    return found
+
+
+class _Stored:
+    """The tensors of a folder by name. A context manager, because it keeps files open."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._open = ExitStack()
+        self._readers: Dict[str, Callable[[], torch.Tensor]] = {}
+
+    def __enter__(self) -> _Stored:  # noqa: PYI034 - Self is Python 3.11's
+        _check_shards(self._folder)
+        files = sorted(self._folder.glob("*.safetensors"))
+        for path in files:
+            file: Any = self._open.enter_context(safe_open(str(path), framework="pt"))
             for name in file.keys():  # noqa: SIM118 - not a dictionary
-                yield name, file.get_tensor(name)
-    if not files:
-        found = sorted(folder.glob("pytorch_model*.bin"))
-        if not found:
-            raise RefusedError("%s contains no weights" % folder, "copy model.safetensors beside config.json")
-        for path in found:
-            maps = zipfile.is_zipfile(path)  # files from before torch 1.6 are not archives and cannot be mapped
-            yield from torch.load(path, map_location="cpu", weights_only=True, mmap=maps).items()
+                self._readers[name] = lambda file=file, name=name: file.get_tensor(name)
+        if not files:
+            found = sorted(self._folder.glob("pytorch_model*.bin"))
+            if not found:
+                raise RefusedError("%s contains no weights" % self._folder, "copy model.safetensors beside config.json")
+            for path in found:
+                maps = zipfile.is_zipfile(path)  # files from before torch 1.6 are not archives and cannot be mapped
+                held = torch.load(path, map_location="cpu", weights_only=True, mmap=maps)
+                self._readers.update({name: lambda tensor=tensor: tensor for name, tensor in held.items()})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def take(self, name: str) -> torch.Tensor:
+        """Return a tensor. Files of older versions of GPT-2 lack the prefix of its names."""
+        read = self._readers.get(name) or self._readers.get(name.partition(".")[2])
+        if read is None:
+            raise RefusedError("%s has no %s" % (self._folder, name), "use a complete copy of the model")
+        return read()
+
+
+def _check_shards(folder: Path) -> None:
+    """Refuse a folder whose index names a file that is not there."""
+    path = folder / INDEX
+    if not path.is_file():
+        return
+    try:
+        names = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+        missing = [name for name in names if not (folder / Path(name).name).is_file()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        what = "%s cannot be read: %s" % (path, error)
+        raise RefusedError(what, "restore the file that came with the weights") from error
+    if missing:
+        what = "%s names %d files, but %s is missing" % (path, len(names), missing[0])
+        raise RefusedError(what, "copy %s of the model to %s" % (missing[0], folder))
 
 
 def read(shape: Shape, folder: Path) -> Iterator[Named]:
@@ -97,70 +124,96 @@ def read(shape: Shape, folder: Path) -> Iterator[Named]:
     Raises:
         RefusedError: weights are missing or have another shape.
     """
-    wanted = sizes(shape)
     try:
-        for name, theirs in _tensors(folder):
-            ours = name if name.startswith(PREFIX) else PREFIX + name
-            size = wanted.pop(ours, None)
-            if size is None:
-                continue  # masks and lm_head
-            tensor = theirs.t() if TURNED.search(ours) else theirs
-            if ours.endswith("wpe.weight"):
-                tensor = tensor[: size[0]]
-            elif ours.endswith("wte.weight"):
-                tensor = F.pad(tensor, (0, 0, 0, max(0, shape.rows - len(tensor))))
-            if size != tensor.shape:
-                what = "%s: %s is %s, config.json says %s" % (folder, name, list(tensor.shape), list(size))
-                raise RefusedError(what, "use the config.json that came with the weights")
-            yield ours, tensor
+        with _Stored(folder) as stored:
+            for name, size in sizes(shape).items():
+                parts = [_ours(stored, each, name, size, folder) for each in families.theirs(shape, name)]
+                tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
+                if name in ("embed.weight", "head.weight"):
+                    tensor = F.pad(tensor, (0, 0, 0, max(0, size[0] - len(tensor))))
+                _check_size(folder, name, tensor.shape, size)
+                yield name, tensor
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError) as error:
         raise RefusedError("%s cannot be read: %s" % (folder, error), "copy the folder again") from error
-    if wanted:
-        raise RefusedError("%s has no %s" % (folder, min(wanted)), "use a complete copy of the model")
+
+
+def _ours(stored: _Stored, each: Theirs, name: str, size: torch.Size, folder: Path) -> torch.Tensor:
+    tensor = stored.take(each.name)
+    if each.turned and tensor.dim() > 1:
+        tensor = tensor.t()
+    if name == "places.weight":
+        tensor = tensor[: size[0]]
+    if each.rows:
+        _check_size(folder, each.name, tensor.shape, torch.Size((each.rows, *size[1:])))
+    return tensor
+
+
+def _check_size(folder: Path, name: str, found: torch.Size, wanted: torch.Size) -> None:
+    if found != wanted:
+        what = "%s: %s is %s, config.json says %s" % (folder, name, list(found), list(wanted))
+        raise RefusedError(what, "use the config.json that came with the weights")
 
 
 def export(
-    shape: Shape, whole: Callable[[str, torch.Size], torch.Tensor], folder: Path, vocabulary: Optional[Tokens] = None
+    shape: Shape,
+    whole: Callable[[str, torch.Size], torch.Tensor],
+    folder: Path,
+    vocabulary: Optional[Tokens] = None,
+    kept: Mapping[str, bytes] = {},
+    dtype: str = "float32",
 ) -> None:
-    """Write fp32 weights for transformers. ``whole`` returns a padded parameter by name and size.
+    """Write a model for transformers.
 
-    Both configurations name the vocabulary's end token, so that generated text can end.
+    Args:
+        shape: of the model.
+        whole: returns a padded parameter by name and size.
+        folder: an existing folder.
+        vocabulary: of the training, if known; its end token becomes the model's, so that generated text can end.
+        kept: the files of the model that the training started from: end token, template and more stay as they were.
+        dtype: of the written weights; one of ``checkpoint.WRITTEN``.
 
     Raises:
         OSError: the disk is full.
     """
+    wanted = sizes(shape)
     entries: List[Entry] = []
-    for name, padded in sizes(shape).items():
-        size = list(padded)
-        if name.endswith("wte.weight"):
-            size[0] = shape.vocab_size
-        entries.append(Entry(name, size[::-1] if TURNED.search(name) else size))
+    for name, padded in wanted.items():
+        for each in families.theirs(shape, name):
+            size = list(_unpadded(shape, name, padded))
+            size[0] = each.rows or size[0]
+            entries.append(Entry(each.name, size[::-1] if each.turned else size, dtype))
 
     def tensors() -> Iterator[torch.Tensor]:
-        for name, size in sizes(shape).items():
-            tensor = whole(name, size)
-            if name.endswith("wte.weight"):
-                tensor = tensor[: shape.vocab_size]
-            yield tensor.t().contiguous() if TURNED.search(name) else tensor
+        for name, size in wanted.items():
+            tensor = whole(name, size)[: _unpadded(shape, name, size)[0]]
+            for each in families.theirs(shape, name):
+                part = tensor[each.start : each.start + each.rows] if each.rows else tensor
+                yield part.t().contiguous() if each.turned else part
 
     write_tensors(folder / "model.safetensors", entries, tensors())
-    end = vocabulary.end if vocabulary else GPT2 - 1 if shape.vocab_size == GPT2 else None
-    ends = {"bos_token_id": end, "eos_token_id": end}
-    digest = {DIGEST: vocabulary.digest} if vocabulary else {}
-    for name, content in (("config.json", {**_config(shape), **ends, **digest}), ("generation_config.json", ends)):
+    for name, content in kept.items():
+        (folder / name).write_bytes(content)
+    for name, content in _configs(shape, vocabulary, kept, dtype).items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _config(shape: Shape) -> Dict[str, Any]:
-    sizes = {"n_layer": shape.n_layer, "n_head": shape.n_head, "n_embd": shape.n_embd}
-    fixed = {"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True}
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        **sizes,
-        "n_positions": shape.block_size,
-        "n_ctx": shape.block_size,
-        "vocab_size": shape.vocab_size,
-        **fixed,
-        "torch_dtype": "float32",
-    }
+def _unpadded(shape: Shape, name: str, size: torch.Size) -> torch.Size:
+    has_padding = name in ("embed.weight", "head.weight")
+    return torch.Size((shape.vocab_size, *size[1:])) if has_padding else size
+
+
+def _configs(
+    shape: Shape, vocabulary: Optional[Tokens], kept: Mapping[str, bytes], dtype: str
+) -> Dict[str, Dict[str, Any]]:
+    """Return the contents of ``config.json`` and, unless the model had one, ``generation_config.json``."""
+    digest = {DIGEST: vocabulary.digest} if vocabulary else {}
+    ours = {**families.config_of(shape), "torch_dtype": dtype, **digest}
+    if CONFIG in kept:
+        before = {**json.loads(kept[CONFIG]), "torch_dtype": dtype, **digest}
+        before.pop("dtype", None)  # transformers 5 calls it so, and would prefer it
+        if shape.is_gpt2:
+            before.update(n_positions=shape.block_size, n_ctx=shape.block_size)
+        return {CONFIG: before}
+    end = vocabulary.end if vocabulary else GPT2 - 1 if shape.vocab_size == GPT2 else None
+    ends = {"bos_token_id": end, "eos_token_id": end}
+    return {CONFIG: {**ours, **ends}, "generation_config.json": ends}

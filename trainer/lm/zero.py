@@ -32,12 +32,13 @@ import torch.distributed as dist
 from torch import nn
 
 from trainer.lm import zero_config
+from trainer.lm.batch import Batch
 from trainer.lm.checkpoint import KINDS, Piece, Reader
 from trainer.lm.config import Config
-from trainer.lm.engine import Scale
+from trainer.lm.engine import Scale, run
 from trainer.lm.errors import FailedError, RefusedError
 from trainer.lm.log import Watch
-from trainer.lm.model import GPT, fill, sizes
+from trainer.lm.model import Decoder, fill, sizes
 from trainer.lm.ranks import Ranks
 
 
@@ -45,7 +46,7 @@ class Zero:
     """DeepSpeed as an engine; see ``Engine``."""
 
     def __init__(
-        self, model: GPT, config: Config, ranks: Ranks, micro_steps: int, dtype: torch.dtype, watch: Watch
+        self, model: Decoder, config: Config, ranks: Ranks, micro_steps: int, dtype: torch.dtype, watch: Watch
     ) -> None:
         stage = int(config.engine[-1])
         settings = zero_config.make(config, stage, micro_steps, dtype, ranks.device.type == "cuda")
@@ -83,7 +84,7 @@ class Zero:
         """Compile the whole model at the point where DeepSpeed calls it."""
         self._engine.compile()
 
-    def micro_step(self, tokens: torch.Tensor, targets: torch.Tensor, number: int) -> torch.Tensor:
+    def micro_step(self, batch: Batch, number: int) -> torch.Tensor:
         """See ``Engine``. From stage 2 on DeepSpeed reduces gradients in every micro-step, in the backward pass.
 
         With ``coalesce`` each rank sums its gradients, and they are reduced after the last micro-step.
@@ -92,7 +93,7 @@ class Zero:
         if self._coalesces and number == 0:
             self._coalescing.enter_context(self._coalesce())
         with self._watch.part("forward"):
-            loss = self.loss(tokens, targets)
+            loss = run(self.loss, batch)
         with self._watch.part("backward"):
             self._engine.backward(loss)
         if self._coalesces and is_last:
@@ -102,11 +103,11 @@ class Zero:
             self._engine.step()  # only counts micro-steps
         return loss.detach()
 
-    def evaluate(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def evaluate(self, batch: Batch) -> torch.Tensor:
         """See ``Engine``."""
         if self.model is self._engine:
-            return cast("torch.Tensor", self._engine(tokens, targets))
-        return self._model.forward(tokens, targets)
+            return run(self._engine, batch)
+        return run(self._model.forward, batch)
 
     def step(self, rate: float) -> torch.Tensor:
         """See ``Engine``.
@@ -174,7 +175,7 @@ class _DeepSpeedScale:
         self._holder.cur_scale = scale
 
 
-def _make_optimizer(model: GPT, config: Config, ranks: Ranks) -> Any:
+def _make_optimizer(model: Decoder, config: Config, ranks: Ranks) -> Any:
     """Create AdamW in the form that suits the place of its state.
 
     The rate is 0 until the first step: DeepSpeed runs some optimizers once without gradients to create their state.
@@ -222,7 +223,7 @@ class Part(NamedTuple):
             self.state["step"] = updates
 
 
-def parts(optimizer: Any, model: GPT, stage: int, ranks: Ranks) -> List[Part]:
+def parts(optimizer: Any, model: Decoder, stage: int, ranks: Ranks) -> List[Part]:
     """Return this rank's parts of each parameter, in the model's order. In stage 0 all ranks hold all.
 
     Raises:
@@ -247,7 +248,7 @@ def parts(optimizer: Any, model: GPT, stage: int, ranks: Ranks) -> List[Part]:
     return found
 
 
-def _find_whole(optimizer: Any, model: GPT, _: int) -> Found:
+def _find_whole(optimizer: Any, model: Decoder, _: int) -> Found:
     named = dict(model.named_parameters())
     masters: Dict[Any, Any] = {parameter: parameter for parameter in named.values()}
     if any(parameter.dtype != torch.float32 for parameter in masters):
@@ -257,7 +258,7 @@ def _find_whole(optimizer: Any, model: GPT, _: int) -> Found:
         yield Piece(name, 0, parameter.numel()), masters[parameter], 0
 
 
-def _find_shares(optimizer: Any, model: GPT, _: int) -> Found:
+def _find_shares(optimizer: Any, model: Decoder, _: int) -> Found:
     for name, parameter in model.named_parameters():
         here: Any = parameter._hp_mapping  # noqa: SLF001 - DeepSpeed's converters read it too
         if here is not None:
@@ -266,7 +267,7 @@ def _find_shares(optimizer: Any, model: GPT, _: int) -> Found:
             yield piece, flat, here.hp_fragment_address.start
 
 
-def _find_cut(optimizer: Any, model: GPT, rank: int) -> Found:
+def _find_cut(optimizer: Any, model: Decoder, rank: int) -> Found:
     size = sizes(model.shape)
     for name, parameter in model.named_parameters():
         group, offset, each = optimizer.grad_position[optimizer.get_param_id(parameter)]

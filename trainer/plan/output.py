@@ -267,7 +267,7 @@ def gpt_options(plan: Plan) -> List[str]:
     if best.setup.optimizer_at == "cpu":
         options["offload"] = "all" if best.setup.parameters_at == "cpu" else "optimizer"
     if best.setup.checkpointing:
-        options["checkpointing"] = "true"
+        options["checkpointing"] = "full"
     return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
