@@ -23,24 +23,24 @@ calls = itertools.count(1)
 micro_step, save = engine.Plain.micro_step, checkpoint.Folder.save
 
 
-def poisoned(self, tokens, targets, number):
-    loss = micro_step(self, tokens, targets, number)
+def poisoned(self, batch, number):
+    loss = micro_step(self, batch, number)
     return loss * float("nan") if next(calls) == step and os.environ.get("RANK", "0") == rank else loss
 
 
-def interrupted(self, tokens, targets, number):
+def interrupted(self, batch, number):
     if next(calls) == step:
         for _ in range(3 if how == "impatient" else 1):
             signal.raise_signal(signal.SIGINT)
-    return micro_step(self, tokens, targets, number)
+    return micro_step(self, batch, number)
 
 
-def too_large(self, tokens, targets, number):
+def too_large(self, batch, number):
     if next(calls) == step:
         raise torch.OutOfMemoryError(
             "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 4 GiB."
         )
-    return micro_step(self, tokens, targets, number)
+    return micro_step(self, batch, number)
 
 
 def full(self, state, *rest):

@@ -29,7 +29,7 @@ def test_complete_deepspeed_gives_no_message(reported):
         ("grad_position", "has no attribute 'grad_position'"),
         ("fp32_partitioned_groups_flat", "has no attribute 'fp32_partitioned_groups_flat'"),
         ("coalesce_grad_reduction", "has no attribute 'coalesce_grad_reduction'"),
-        ("half", "transformer.h.0.attn.c_attn.weight is outside its tensor"),
+        ("half", "layers.0.attention.qkv.weight is outside its tensor"),
         ("one", "all ranks together hold 3440 of 5488 weights"),
     ],
 )

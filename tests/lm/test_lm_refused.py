@@ -29,7 +29,7 @@ def refused(gpt):
     (folder / "unsafe").mkdir()
     (folder / "unsafe/train.bin").write_bytes(bytes(1000))
     (folder / "unsafe/meta.pkl").write_bytes(pickle.dumps(Evil()))
-    changes = {"no-heads": {"n_head": None}, "llama": {"model_type": "llama"}, "wide": {"n_embd": 64}}
+    changes = {"no-heads": {"n_head": None}, "llama": {"model_type": "mamba"}, "wide": {"n_embd": 64}}
     changes |= {"texts": {"n_layer": "2"}, "below": {"n_layer": -1}, "uneven": {"n_head": 3}}
     for name, change in changes.items():
         shutil.copytree(folder / "fine-hf", folder / name)
@@ -99,8 +99,8 @@ WORDS = {
     "vocabulary": ("the vocabularies of alien and fine/iter_1 differ", "--vocabulary fine/iter_1"),
     "longer": ("--block-size 64: fine/iter_1 has 32 positions", "--block-size 32"),
     "missing": ("no-heads/config.json has no n_head", "config.json that came with the weights"),
-    "llama": ("llama/config.json: a model of type llama, not gpt2", "GPT-2"),
-    "wide": ("wide: transformer.h.0.attn.c_attn.bias is [96], config.json says [192]", "config.json that came"),
+    "llama": ("llama/config.json: a model of type mamba; known are gpt2, llama, qwen2, qwen3", "these types"),
+    "wide": ("wide: transformer.wte.weight is [VOCAB, 32]", "config.json that came"),
     "torn-hf": ("torn-hf cannot be read: ", "copy the folder again"),
     "nested": ("nested/config.json cannot be read: ", "a folder with config.json"),
     "texts": ("texts/config.json: n_layer '2' must be at least 1", "the config.json"),

@@ -15,7 +15,7 @@ from trainer.lm import sample
 COUNT = 24
 model, _ = sample.load(Path(sys.argv[1]))
 given, seen = [], []
-model.transformer["wte"].register_forward_pre_hook(lambda _, arguments: given.append(arguments[0].numel()))
+model.embed.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0].numel()))
 model.register_forward_hook(lambda _, __, logits: seen.append(logits[0].clone()))
 
 

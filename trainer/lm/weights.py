@@ -127,12 +127,10 @@ def read(shape: Shape, folder: Path) -> Iterator[Named]:
     try:
         with _Stored(folder) as stored:
             for name, size in sizes(shape).items():
-                parts = [_ours(stored, each, name, size, folder) for each in families.theirs(shape, name)]
+                wanted = _unpadded(shape, name, size)
+                parts = [_ours(stored, each, name, wanted, folder) for each in families.theirs(shape, name)]
                 tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
-                if name in ("embed.weight", "head.weight"):
-                    tensor = F.pad(tensor, (0, 0, 0, max(0, size[0] - len(tensor))))
-                _check_size(folder, name, tensor.shape, size)
-                yield name, tensor
+                yield name, F.pad(tensor, (0, 0, 0, size[0] - wanted[0])) if size != wanted else tensor
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError) as error:
         raise RefusedError("%s cannot be read: %s" % (folder, error), "copy the folder again") from error
 
@@ -143,8 +141,7 @@ def _ours(stored: _Stored, each: Theirs, name: str, size: torch.Size, folder: Pa
         tensor = tensor.t()
     if name == "places.weight":
         tensor = tensor[: size[0]]
-    if each.rows:
-        _check_size(folder, each.name, tensor.shape, torch.Size((each.rows, *size[1:])))
+    _check_size(folder, each.name, tensor.shape, torch.Size((each.rows or size[0], *size[1:])))
     return tensor
 
 
