@@ -100,7 +100,7 @@ WORDS = {
     "longer": ("--block-size 64: fine/iter_1 has 32 positions", "--block-size 32"),
     "missing": ("no-heads/config.json has no n_head", "config.json that came with the weights"),
     "llama": ("llama/config.json: a model of type mamba; known are gpt2, llama, qwen2, qwen3", "these types"),
-    "wide": ("wide: transformer.wte.weight is [VOCAB, 32]", "config.json that came"),
+    "wide": ("wide: transformer.wte.weight is [22, 32], config.json says [22, 64]", "config.json that came"),
     "torn-hf": ("torn-hf cannot be read: ", "copy the folder again"),
     "nested": ("nested/config.json cannot be read: ", "a folder with config.json"),
     "texts": ("texts/config.json: n_layer '2' must be at least 1", "the config.json"),
