@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
 IGNORED = -100  # a target without a loss, as in torch and transformers
-LOGITS = 1 << 28  # numbers of logits at a time: 1 GiB in fp32
+LOGITS = 1 << 29  # numbers of logits at a time: 1 GiB in 16 bits, and as much for their gradient
 LEAST = 256  # tokens in a chunk: fewer leave a GPU idle
 
 Pieces = Callable[[torch.Tensor, torch.Tensor, int], Tuple[torch.Tensor, torch.Tensor]]
