@@ -16,20 +16,18 @@ step, and a resumed training sees the same samples as one that was not interrupt
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import pickle
-import queue
-import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
-from trainer.lm import tokens
+from trainer.lm import feed, tokens
+from trainer.lm.batch import Batch, Layout
 from trainer.lm.errors import RefusedError
 from trainer.lm.ranks import Ranks
 
@@ -87,11 +85,10 @@ class Samples:
         both = torch.from_numpy(rows)
         return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
-
-def numbers_of(step: int, micro: int, rank: int, world: int, accumulation: int, batch: int) -> range:
-    """Return the numbers of the samples that a rank takes in a micro-step."""
-    first = ((step * accumulation + micro) * world + rank) * batch
-    return range(first, first + batch)
+    def batch(self, layout: Layout, step: int, micro: int) -> Batch:
+        """See ``Source``."""
+        tokens, targets = self.take(layout.numbers(step, micro))
+        return Batch(tokens, targets, None, layout.count(layout.rows * self.block))
 
 
 def open_sets(named: Sequence[str], split: str, block: int) -> List[DataSet]:
@@ -243,30 +240,15 @@ def read_meta(path: Path) -> tokens.Characters:
     return tokens.Characters(characters)
 
 
-AHEAD = 4  # batches that are ready
-
-
-class Feed:
-    """Yields a rank's batches in order, starting at a step. A context manager, because it has a thread."""
+class Feed(feed.Feed):
+    """Yields a rank's batches in order, starting at a step, as tokens and next tokens."""
 
     def __init__(self, samples: Samples, ranks: Ranks, step: int, micro_steps: int, batch: int) -> None:
-        self._samples = samples
-        self._ranks = ranks
-        self._from = step
-        self._sizes = (ranks.rank, ranks.world, micro_steps, batch)
-        self._ready: queue.Queue[Any] = queue.Queue(AHEAD)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        super().__init__(samples, Layout(ranks.rank, ranks.world, micro_steps, batch), ranks.device, step)
 
     def __enter__(self) -> Feed:  # noqa: PYI034 - Self is Python 3.11's
-        self._thread.start()
+        super().__enter__()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        while self._thread.is_alive():  # it may be waiting for space in the queue
-            with contextlib.suppress(queue.Empty):
-                self._ready.get(timeout=0.01)
 
     def take(self) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return the next micro-step's tokens and next tokens, on the device.
@@ -274,30 +256,5 @@ class Feed:
         Raises:
             OSError: the data can no longer be read.
         """
-        batch = self._ready.get()
-        if isinstance(batch, Exception):
-            raise batch
-        tokens, targets = (each.to(self._ranks.device, non_blocking=True) for each in batch)
-        return tokens, targets
-
-    def _batches(self) -> Iterator[Any]:
-        rank, world, micro_steps, batch = self._sizes
-        step = self._from
-        while True:
-            for micro in range(micro_steps):
-                yield self._samples.take(numbers_of(step, micro, rank, world, micro_steps, batch))
-            step += 1
-
-    def _run(self) -> None:
-        try:
-            if self._ranks.device.type == "cuda":
-                torch.cuda.set_device(self._ranks.device)  # a thread starts with GPU 0 and would allocate memory there
-            for tokens, targets in self._batches():
-                if self._ranks.device.type == "cuda":
-                    self._ready.put((tokens.pin_memory(), targets.pin_memory()))
-                else:
-                    self._ready.put((tokens, targets))
-                if self._stopped.is_set():
-                    return
-        except Exception as error:  # noqa: BLE001 - the main thread raises it
-            self._ready.put(error)
+        batch = self.batch()
+        return batch.tokens, batch.targets
