@@ -2,20 +2,22 @@
 
     scripts/benchmarks/decoder_gpu.py [WAY...] [--shape llama-3-8b] [--tokens 8192] [--batch 1]
 
-Ways: ``ours``, ``ours-fp8`` (each size measured), ``ours-tensorwise``, ``ours-rowwise``, ``eager`` (transformers, sdpa),
-``liger``, ``compiled`` (transformers compiled layer by layer, loss in pieces), ``compiled-tensorwise``,
+Ways: ``ours``, ``ours-fp8`` (each size measured), ``ours-tensorwise``, ``ours-rowwise``, ``eager`` (transformers with
+sdpa), ``liger``, ``compiled`` (transformers compiled layer by layer, loss in pieces), ``compiled-tensorwise``,
 ``compiled-rowwise``. Weights and gradients are bf16; there is no optimizer. Each way runs in its own process.
 """
 
+# ruff: noqa: PLC0415 - a way imports only what it measures
 from __future__ import annotations
 
 import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -55,7 +57,7 @@ def ours(way: str, shape: Any, tokens: int) -> tuple[Any, Callable[..., Any], di
 
 def theirs(way: str, shape: Any, tokens: int) -> tuple[Any, Callable[..., Any], dict[str, Any]]:
     import torch
-    import torch.nn.functional as F
+    import torch.nn.functional as F  # noqa: N812 - the usual name
     import torch.utils.checkpoint
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -69,7 +71,7 @@ def theirs(way: str, shape: Any, tokens: int) -> tuple[Any, Callable[..., Any], 
 
         apply_liger_kernel_to_llama()
     config = AutoConfig.for_model(family, **described)
-    config._attn_implementation = "sdpa"
+    config._attn_implementation = "sdpa"  # noqa: SLF001 - there is no other way
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
         model = AutoModelForCausalLM.from_config(config)

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -134,7 +135,7 @@ def nanogpt(batch: str, work: Path, seconds: float) -> dict[str, object]:
         return {"failed": why or "too few steps"}
     ms = statistics.median(found[WARM:])
     speed = int(batch) * 2 * GPUS * BLOCK / ms * 1e3
-    flops = flops_per_token(Shape(layers, heads, width, BLOCK, VOCABULARY), BLOCK)
+    flops = flops_per_token(replace(shape, vocab_size=VOCABULARY), BLOCK)
     share = speed * flops / GPUS / (peak(torch.device("cuda", 0)) or float("inf"))
     result = {"steps": len(found) - WARM, "batch": int(batch), "ms_micro_step": round(ms / 2, 1)}
     return dict(result, tokens_per_second=round(speed), mfu=round(share, 4), gb_peak=None)

@@ -4,18 +4,18 @@
 outputs of packed documents are apart, and whether the parameters are counted alike.
 """
 
+import itertools
 import json
 import sys
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
+from architectures_cases import CASES, SIZES, VOCABULARY
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from architectures_cases import CASES, SIZES, VOCABULARY
-
 from trainer.lm import families, weights
-from trainer.lm.loss import IGNORED
+from trainer.lm.batch import IGNORED
 from trainer.lm.model import Decoder, fill
 
 ENDS = (0, 30, 75, 100, 160, 200, 200, 200)  # of documents in 2 x 100 tokens; the last ones are empty
@@ -63,7 +63,7 @@ def compared(name, folder):
     weights.export(shape, lambda key, _: held[key], folder / "ours", kept=weights.read_kept(folder / "theirs"))
     again = AutoModelForCausalLM.from_pretrained(folder / "ours").eval()
     ends = torch.tensor(ENDS, dtype=torch.int32)
-    spans = [(start, end) for start, end in zip(ENDS, ENDS[1:]) if end > start]  # noqa: B905 - one shorter
+    spans = [(start, end) for start, end in itertools.pairwise(ENDS) if end > start]
     line, following = tokens.view(1, -1), targets.view(1, -1)
     alone = sum(ours(line[:, a:b], following[:, a:b], count=count) for a, b in spans)
     packed = ours(tokens, targets, ends=ends, count=count)

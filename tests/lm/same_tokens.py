@@ -63,6 +63,18 @@ def own_cut(tokenizer):
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
 
 
+def qwen(tokenizer):
+    """The splitting of Qwen 2 to 3; Llama 3's with ``{1,3}`` behind the digits."""
+    split = pre_tokenizers.Split(tokenizers.Regex(prepare.SPLITTINGS[0]), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+    tokenizer.normalizer = normalizers.NFC()
+
+
+def llama(tokenizer):
+    split = pre_tokenizers.Split(tokenizers.Regex(prepare.SPLITTINGS[1]), "isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+
+
 def normalized(tokenizer):
     tokenizer.normalizer = normalizers.Strip()
 
@@ -74,6 +86,8 @@ vocabularies = {
     "own": own,
     "prefix": changed(own, prefixed),
     "cut": changed(own, own_cut),
+    "qwen": changed(own, qwen),
+    "llama": changed(own, llama),
     "normalizer": changed(own, normalized),
     "spaces": changed(own, lambda each: each.add_tokens([AddedToken("  b"), AddedToken("a ", normalized=False)])),
     "strips": changed(own, lambda each: each.add_special_tokens([AddedToken("<|x|>", lstrip=True, rstrip=True)])),
@@ -85,5 +99,5 @@ prepare.KNOWN, prepare.LONG = 500, 12  # so that some words are not remembered
 for name, vocabulary in vocabularies.items():
     encoder = prepare.Encoder(vocabulary, np.dtype("<u2"))
     differ = sum(encoder.encode(text).tolist() != list(vocabulary.encode(text)) for text in texts)
-    reported = {"name": name, "local": encoder.is_local, "known": len(encoder.known), "differ": differ}
+    reported = {"name": name, "local": encoder.cut is not None, "known": len(encoder.known), "differ": differ}
     sys.stdout.write(json.dumps(reported) + "\n")

@@ -5,7 +5,7 @@ import json
 import pytest
 from trainings import HERE
 
-VOCABULARIES = ("own", "prefix", "cut", "normalizer", "spaces", "strips", "older")
+VOCABULARIES = ("own", "prefix", "cut", "normalizer", "spaces", "strips", "older", "qwen", "llama")
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def same(gpt):
 def test_encoding_word_by_word_gives_the_tokens_of_the_whole_text(same, name):
     """If a vocabulary could join the text on both sides of a space, words are not encoded one by one."""
     assert same[name]["differ"] == 0
-    assert same[name]["local"] == (name in ("own", "older"))
+    assert same[name]["local"] == (name in ("own", "older", "qwen", "llama"))
     assert len(same) == len(VOCABULARIES)
 
 
@@ -41,34 +41,30 @@ def test_any_number_of_processes_writes_the_same_files(gpt):
 
 SEVERAL = """
 import multiprocessing, os
-from pathlib import Path
-import numpy as np
-from trainer.lm import prepare, tokens
-vocabulary = tokens.load(Path("one"))
-chunks = ((number, "a chunk of text. " * 1000) for number in range(20))
-encoded = prepare.encode_chunks(chunks, vocabulary, np.uint16, 2)
-numbers = [next(encoded)[0]]
-at_work = len(multiprocessing.active_children())
-numbers += [number for number, _, _ in encoded]
+from functools import partial
+from operator import add
+from trainer.lm import workers
+results = workers.mapped(partial, (add, 7), ((number, number) for number in range(20)), 2)
+found = [next(results)]
+running = len(multiprocessing.active_children())
+found += results
 cores = len(os.sched_getaffinity(0))
-print(at_work, numbers == list(range(20)), prepare.workers_for(0, vocabulary, prepare.LARGE) == cores,
-      prepare.workers_for(0, vocabulary, prepare.LARGE - 1))
+print(running, found == [(number, number + 7) for number in range(20)], workers.count_for(0, workers.LARGE) == cores,
+      workers.count_for(0, workers.LARGE - 1))
 """
 
 
 def test_several_processes_encode_large_texts(gpt):
-    if not (gpt.folder / "one").exists():
-        gpt.program("prepare", "first.txt", "--out", "one", "--tokens", "bpe", "--vocab-size", 300)
     result = gpt.run("-c", SEVERAL, typed=True)
     assert result.stdout == "2 True True 1\n", result.stderr
 
 
 SLOW = """
-from trainer.lm import prepare
-prepare.QUIET = 0
-progress = prepare.Progress(10 << 20)
-progress.add(5 << 20)
-print(prepare.describe(25 << 20, 100 << 20, 5.0))
+from trainer.lm import progress
+progress.QUIET = 0
+shown = progress.Progress(10 << 20)
+shown.add(5 << 20)
+print(progress.describe(25 << 20, 100 << 20, 5.0))
 """
 
 

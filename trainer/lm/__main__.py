@@ -17,15 +17,17 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from trainer.lm import checkpoint, data, ranks, start
+from trainer.lm import checkpoint, ranks, sources, start
+from trainer.lm.batch import IGNORED, Layout
 from trainer.lm.checkpoint import Checkpoint, Folder, State
 from trainer.lm.config import Config, accumulation, read
-from trainer.lm.data import Feed, Samples
 from trainer.lm.engine import Engine, make_engine
 from trainer.lm.errors import FailedError, exit_with
+from trainer.lm.feed import Feed
 from trainer.lm.log import Figures, Log, Watch
 from trainer.lm.model import evaluating, fastest_attention
 from trainer.lm.ranks import Ranks
+from trainer.lm.sources import Data, Evaluated
 from trainer.lm.start import Start
 
 
@@ -45,17 +47,15 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     torch.set_float32_matmul_precision("high")
 
     # Data
-    sets = data.open_sets(config.data, "train", config.block_size)
-    data.check_tokens(sets)
-    train = Samples(sets, config.block_size, config.seed)
-    evaluated = {"train": Samples(sets, config.block_size, config.seed + 1)}
-    held_back = data.with_split(config.data, "val")
-    if held_back:
-        opened = data.open_sets(held_back, "val", config.block_size)
-        evaluated["val"] = Samples(opened, config.block_size, config.seed + 1)
+    layout = Layout(group.rank, world, micro_steps, config.batch_size)
+    if sources.are_chats(config.data):
+        opened = sources.open_chats(config, start.tokenizer_of(config, source))
+        config = start.with_epochs(config, opened, layout)
+    else:
+        opened = sources.open_shards(config)
 
     # Model
-    origin = start.choose(config, source, sets)
+    origin = start.choose(config, source, opened)
     folder = Folder(Path(config.out), group, config.keep)
     folder.prepare()
     log = Log(config, group.is_first)
@@ -81,12 +81,10 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
             log.say("resume: %s" % line)
         if step == config.max_iters:
             log.say("resume: the training is already finished")
-    without = [each for each in config.data if each not in held_back]
-    if without and config.eval_interval:
-        rest = "evaluations use %s" % (", ".join(held_back) if held_back else "training data")
-        log.say("warning: %s: no val-*.bin, so it is not evaluated; %s" % (", ".join(without), rest))
-    samples = config.batch_size * world * micro_steps
-    figures = Figures(config, origin.shape, samples * config.block_size, world, device)
+    for line in opened.notes:
+        log.say(line)
+    samples = layout.rows
+    figures = Figures(config, origin.shape, samples * config.block_size, world, device, opened.padding)
     log.say(
         "%.1f M parameters, %s on %d x %s, " % (origin.shape.parameters / 1e6, engine.name, world, device.type)
         + "%d samples of %d tokens per step " % (samples, config.block_size)
@@ -107,7 +105,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     waiting: Optional[Any] = None
     stopped, why = 0, ""
     log.phase("training")
-    with fastest_attention(device), Feed(train, group, step, micro_steps, config.batch_size) as feed:
+    with fastest_attention(device), Feed(opened.train, layout, device, step) as feed:
         while step < config.max_iters and not why:
             rate = learning_rate(config, step)
             if config.dropout:  # a resumed training drops the same activations
@@ -115,7 +113,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
             watch.begin()
             loss = torch.zeros((), device=device)
             for number in range(micro_steps):
-                loss += engine.micro_step(feed.take(), number) / micro_steps
+                loss += engine.micro_step(feed.batch(), number) / micro_steps
             norm = engine.step(rate)
             stop = torch.full((), float(signals[0] if signals else 0), device=device)
             gathered = group.gather(torch.stack([loss, norm.to(loss), stop]).float()).to("cpu", non_blocking=True)
@@ -123,7 +121,9 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
             step += 1
 
             is_last = step == config.max_iters
-            evaluates = bool(config.eval_interval) and (step % config.eval_interval == 0 or is_last)
+            evaluates = bool(config.eval_interval and opened.evaluated) and (
+                step % config.eval_interval == 0 or is_last
+            )
             saves = bool(config.save_interval) and step % config.save_interval == 0
             stopped = report_step(*waiting) if waiting else 0
             waiting = (lap, gathered, step, rate)
@@ -136,9 +136,10 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
                 break
             if evaluates:
                 log.phase("evaluating")
-                losses = evaluate(engine, evaluated, config.eval_iters, config.batch_size, group)
-                log.evaluation(step, losses)
-                better = keeper.is_better(step, list(losses.values())[-1])
+                losses = evaluate(engine, opened, config.batch_size, group)
+                mean = sources.mean(opened.evaluated, losses)
+                log.evaluation(step, losses, mean)
+                better = keeper.is_better(step, mean)
                 saves = saves or better or (config.always_save and not config.save_interval)
                 if keeper.stops_early:
                     why = "no lower loss in %d evaluations" % keeper.worse
@@ -252,26 +253,28 @@ def learning_rate(config: Config, step: int) -> float:
     return lowest + (config.learning_rate - lowest) * left
 
 
-def mean_loss(engine: Engine, samples: Samples, batches: int, batch: int, ranks: Ranks) -> float:
-    """Return the mean loss, in nats per token, of the first ``batches`` x ``batch`` samples.
+def mean_loss(engine: Engine, what: Evaluated, batch: int, ranks: Ranks) -> float:
+    """Return the mean loss, in nats per target, of the first batches of a source.
 
-    The samples do not depend on the number of ranks. Every rank calls the engine equally often, because ZeRO-3 gathers
+    They do not depend on the number of ranks. Every rank calls the engine equally often, because ZeRO-3 gathers
     weights in every call. Surplus losses are discarded.
     """
-    total = torch.zeros((), dtype=torch.float64, device=ranks.device)
+    layout = Layout(ranks.rank, ranks.world, -(-what.batches // ranks.world), batch)
+    total = torch.zeros(2, dtype=torch.float64, device=ranks.device)  # losses and targets
     with evaluating(engine.model):
-        for first in range(0, batches, ranks.world):
-            number = first + ranks.rank
-            start = min(number, batches - 1) * batch
-            loss = engine.evaluate(samples.take(range(start, start + batch)).to(ranks.device))
-            if number < batches:
-                total += loss.double()
-    return float(ranks.gather(total.view(1)).sum().item()) / batches
+        for micro in range(layout.micro_steps):
+            taken = what.source.batch(layout, 0, micro)
+            loss = engine.evaluate(taken.to(ranks.device))
+            if micro * ranks.world + ranks.rank < what.batches:
+                targets = int((taken.targets != IGNORED).sum())
+                total += torch.stack([loss.double() * taken.count, loss.new_tensor(targets).double()])
+    losses, targets = ranks.gather(total).view(-1, 2).sum(0).tolist()
+    return float(losses / max(1.0, targets))
 
 
-def evaluate(engine: Engine, by_split: Dict[str, Samples], batches: int, batch: int, ranks: Ranks) -> Dict[str, float]:
-    """Return the mean loss of each split."""
-    return {split: mean_loss(engine, samples, batches, batch, ranks) for split, samples in by_split.items()}
+def evaluate(engine: Engine, opened: Data, batch: int, ranks: Ranks) -> Dict[str, float]:
+    """Return the mean loss of each source that is evaluated, by name."""
+    return {name: mean_loss(engine, each, batch, ranks) for name, each in opened.evaluated.items()}
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

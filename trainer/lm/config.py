@@ -33,6 +33,7 @@ CHOICES = {
 TRAVELS = ("float32", "bfloat16")
 SIZES = ("n_layer", "n_head", "n_embd")
 # A resumed training takes these from its own command line: they say where it runs, not what it is.
+PATHS = ("data", "eval_data")  # options with several values
 OWN = ("out", "resume", "device", "allow_changes")
 
 _SIZE = Bound(low=1, high=1 << 20)
@@ -48,7 +49,16 @@ def _is(default: Any, what: str, bound: Optional[Bound] = None) -> Any:
 class Config:
     """All options of a training."""
 
-    data: Sequence[str] = _is((), "folders written by trainer.lm.prepare or nanoGPT, each DIR or DIR:WEIGHT")
+    data: Sequence[str] = _is(
+        (),
+        "folders written by trainer.lm.prepare or nanoGPT, or files of conversations (Alpaca, ShareGPT or messages; "
+        "JSON, JSONL or parquet); each PATH or PATH:WEIGHT",
+    )
+    eval_data: Sequence[str] = _is((), "conversations that are only evaluated")
+    template: str = _is("", "conversations: a Jinja template, or alpaca, chatml or plain (default: the model's own)")
+    val: float = _is(0.0, "conversations: share of each set held back for evaluation", _AVERAGE)
+    skip_wrong: bool = _is(False, "conversations: leave out wrong records instead of refusing them")
+    workers: int = _is(0, "conversations: processes that encode them (0: one per core)", Bound(low=0, high=1024))
     out: str = _is("out", "folder of checkpoints and logs")
     init: str = _is("scratch", "scratch, a Hugging Face folder, or a checkpoint whose weights to use")
     resume: str = _is(
@@ -73,6 +83,7 @@ class Config:
         Bound(low=0, high=1 << 40),
     )
     max_iters: int = _is(1000, "total steps", COUNT)
+    epochs: int = _is(0, "conversations: passes over the data; sets max_iters (0: max_iters counts)", _STEPS)
     learning_rate: float = _is(3e-4, "highest learning rate", RATE)
     min_lr: float = _is(-1.0, "final learning rate (-1: a tenth of learning_rate)", Bound(low=0, high=1e3, also=(-1,)))
     schedule: str = _is("cosine", "how the learning rate decays")
@@ -134,7 +145,7 @@ RELATIONS = (
     ),
     Relation(
         "warmup_iters is at most max_iters",
-        lambda c: c.warmup_iters <= c.max_iters,
+        lambda c: c.warmup_iters <= c.max_iters or c.epochs > 0,
         "{warmup_iters} must be at most {max_iters}",
     ),
     Relation(
@@ -243,15 +254,15 @@ def _parser() -> Parser:
     )
     for each in dataclasses.fields(Config):
         name, what, bound = option(each.name), each.metadata["help"], each.metadata.get("bound")
-        shown = "%s (%s)" % (what, "required" if each.name == "data" else each.default)
+        shown = "%s (%s)" % (what, "required" if each.name == "data" else "none" if each.default in ("", ()) else each.default)
         common: Dict[str, Any] = {"dest": each.name, "default": argparse.SUPPRESS}
         if bound:
             default: Any = each.default
             parser.number(name, default, bound, what, **common)
             continue
         common["help"] = shown.replace("%", "%%")
-        if each.name == "data":
-            parser.add_argument(name, nargs="+", metavar="DIR", **common)
+        if each.name in PATHS:
+            parser.add_argument(name, nargs="+", metavar="PATH", **common)
         elif isinstance(each.default, bool):
             parser.add_argument(name, type=_flag, nargs="?", const=True, metavar="true|false", **common)
         else:
@@ -298,10 +309,10 @@ def _value(path: Path, key: str, value: Any) -> Any:
         near = difflib.get_close_matches(str(key), fields, 1)
         raise RefusedError("%s: unknown option %s" % (path, key), "did you mean %s?" % near[0] if near else "")
     default = fields[key].default
-    if key == "data":
+    if key in PATHS:
         named = [value] if isinstance(value, str) else value
         if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
-            raise RefusedError("%s: data: %r is not a list of folders" % (path, value))
+            raise RefusedError("%s: %s: %r is not a list of paths" % (path, key, value))
         return named
     if isinstance(default, float) and isinstance(value, (int, str)) and not isinstance(value, bool):
         try:

@@ -16,23 +16,19 @@ step, and a resumed training sees the same samples as one that was not interrupt
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import pickle
-import queue
-import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
 
 from trainer.lm import tokens
-from trainer.lm.batch import Batch
+from trainer.lm.batch import Batch, Layout
 from trainer.lm.errors import RefusedError
-from trainer.lm.ranks import Ranks
 
 GPT2 = 50257  # tokens of GPT-2's vocabulary
 SPLITS = ("train", "val")
@@ -72,7 +68,7 @@ class Samples:
         self._shards: List[List[Any]] = [[shard for shard in each.shards if len(shard) > block] for each in sets]
         self._ends = [np.cumsum([len(shard) - block for shard in shards]) for shards in self._shards]
 
-    def take(self, numbers: Sequence[int]) -> Batch:
+    def take(self, numbers: Sequence[int]) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return samples by number: the tokens and the next tokens, each (samples, block), int64."""
         keys = mixed(np.asarray(numbers, dtype=np.uint64) ^ self._seed)
         chances = (keys >> np.uint64(11)).astype(np.float64) / 2**53
@@ -86,13 +82,12 @@ class Samples:
             start -= int(ends[shard - 1]) if shard else 0
             rows[row] = self._shards[each][shard][start : start + self.block + 1]
         both = torch.from_numpy(rows)
-        return Batch(both[:, :-1].contiguous(), both[:, 1:].contiguous())
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
-
-def numbers_of(step: int, micro: int, rank: int, world: int, accumulation: int, batch: int) -> range:
-    """Return the numbers of the samples that a rank takes in a micro-step."""
-    first = ((step * accumulation + micro) * world + rank) * batch
-    return range(first, first + batch)
+    def batch(self, layout: Layout, step: int, micro: int) -> Batch:
+        """See ``Source``."""
+        tokens, targets = self.take(layout.numbers(step, micro))
+        return Batch(tokens, targets, None, layout.count(layout.rows * self.block))
 
 
 def open_sets(named: Sequence[str], split: str, block: int) -> List[DataSet]:
@@ -101,7 +96,7 @@ def open_sets(named: Sequence[str], split: str, block: int) -> List[DataSet]:
     Raises:
         RefusedError: a data set does not exist or is empty, or their vocabularies differ.
     """
-    sets = [_open(*_weighed(each), split, block) for each in named]
+    sets = [_open(*weighed(each), split, block) for each in named]
     first = sets[0]
     for each in sets[1:]:
         known = each.digest and first.digest
@@ -113,7 +108,7 @@ def open_sets(named: Sequence[str], split: str, block: int) -> List[DataSet]:
 
 def with_split(named: Sequence[str], split: str) -> List[str]:
     """Return the data sets that have shards of a split."""
-    return [each for each in named if _files(_weighed(each)[0], split)]
+    return [each for each in named if _files(weighed(each)[0], split)]
 
 
 def identity(sets: Sequence[DataSet]) -> List[Dict[str, Any]]:
@@ -131,7 +126,12 @@ def identity(sets: Sequence[DataSet]) -> List[Dict[str, Any]]:
     return found
 
 
-def _weighed(named: str) -> Tuple[Path, float]:
+def weighed(named: str) -> Tuple[Path, float]:
+    """Return the path and the weight of ``PATH`` or ``PATH:WEIGHT``.
+
+    Raises:
+        RefusedError: the weight is not more than 0.
+    """
     folder, _, weight = named.rpartition(":")
     if Path(named).is_dir() or not folder:
         return Path(named), 1.0
@@ -242,60 +242,3 @@ def read_meta(path: Path) -> tokens.Characters:
     if not all(isinstance(character, str) for character in characters):
         raise RefusedError("%s is not a vocabulary of nanoGPT" % path)
     return tokens.Characters(characters)
-
-
-AHEAD = 4  # batches that are ready
-
-
-class Feed:
-    """Yields a rank's batches in order, starting at a step. A context manager, because it has a thread."""
-
-    def __init__(self, samples: Samples, ranks: Ranks, step: int, micro_steps: int, batch: int) -> None:
-        self._samples = samples
-        self._ranks = ranks
-        self._from = step
-        self._sizes = (ranks.rank, ranks.world, micro_steps, batch)
-        self._ready: queue.Queue[Any] = queue.Queue(AHEAD)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def __enter__(self) -> Feed:  # noqa: PYI034 - Self is Python 3.11's
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopped.set()
-        while self._thread.is_alive():  # it may be waiting for space in the queue
-            with contextlib.suppress(queue.Empty):
-                self._ready.get(timeout=0.01)
-
-    def take(self) -> Batch:
-        """Return the next micro-step's batch, on the device.
-
-        Raises:
-            OSError: the data can no longer be read.
-        """
-        batch = self._ready.get()
-        if isinstance(batch, Exception):
-            raise batch
-        taken: Batch = batch
-        return taken.to(self._ranks.device)
-
-    def _batches(self) -> Iterator[Batch]:
-        rank, world, micro_steps, batch = self._sizes
-        step = self._from
-        while True:
-            for micro in range(micro_steps):
-                yield self._samples.take(numbers_of(step, micro, rank, world, micro_steps, batch))
-            step += 1
-
-    def _run(self) -> None:
-        try:
-            if self._ranks.device.type == "cuda":
-                torch.cuda.set_device(self._ranks.device)  # a thread starts with GPU 0 and would allocate memory there
-            for batch in self._batches():
-                self._ready.put(batch.pinned() if self._ranks.device.type == "cuda" else batch)
-                if self._stopped.is_set():
-                    return
-        except Exception as error:  # noqa: BLE001 - the main thread raises it
-            self._ready.put(error)

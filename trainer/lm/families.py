@@ -106,7 +106,9 @@ PUBLISHED = {
 }
 
 
-def _published(name: str, family: str, sizes: Tuple[int, ...], theta: float, tied: bool, rope: Rope = Rope()) -> None:
+def _published(
+    name: str, family: str, sizes: Tuple[int, ...], theta: float, tied: bool, rope: Optional[Rope] = None
+) -> None:
     layers, heads, kv_heads, head, width, inner, positions, vocabulary = sizes
     PUBLISHED[name] = Shape(
         n_layer=layers,
@@ -123,7 +125,7 @@ def _published(name: str, family: str, sizes: Tuple[int, ...], theta: float, tie
         qkv_bias=family == "qwen2",
         out_bias=False,
         mlp_bias=False,
-        rope=replace(rope, theta=theta, original=rope.original or positions),
+        rope=replace(rope or Rope(original=positions), theta=theta),
     )
 
 
@@ -221,12 +223,12 @@ def _number(config: Mapping[str, Any], path: Path, name: str, default: float, bo
 def _gpt2(config: Mapping[str, Any], path: Path) -> Shape:
     positions = config.get("n_positions", config.get("n_ctx"))
     found = _sizes({**config, "n_positions": positions}, path, "n_layer", "n_head", "n_embd", "vocab_size")
-    found["block_size"] = _sizes({"n_positions": positions}, path, "n_positions")["n_positions"]
+    block = _sizes({"n_positions": positions}, path, "n_positions")["n_positions"]
     if config.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
         what = "%s: activation %s is not GPT-2's" % (path, config["activation_function"])
         raise RefusedError(what, "use a GPT-2 folder")
     _check_multiple(path, found["n_embd"], found["n_head"], "n_embd", "n_head")
-    return Shape(**found)
+    return Shape(found["n_layer"], found["n_head"], found["n_embd"], block, found["vocab_size"])
 
 
 def _llama(config: Mapping[str, Any], path: Path, family: str) -> Shape:

@@ -97,7 +97,7 @@ def _measured(out: int, width: int, tokens: int, device: torch.device, recipe: s
         run(x).backward(gradient)
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end))
+        times.append(float(begin.elapsed_time(end)))
     return sorted(times[2:])[_ROUNDS // 2]
 
 

@@ -72,24 +72,31 @@ class Log:
         if figures["mfu"] is not None:
             parts.append("mfu %.2f%%" % (100 * figures["mfu"]))
         parts += ["lr %.4e" % figures["lr"], "norm %.4f" % figures["norm"], "tokens/s %.0f" % figures["tokens"]]
+        if figures["padding"]:
+            parts.append("padding %.2f%%" % (100 * figures["padding"]))
         if figures["memory"] is not None:
             parts.append("memory %.1fGB" % (figures["memory"] / 1e9))
         parts += ["%s %.2fms" % (name, 1e3 * spent) for name, spent in seconds.items() if name != "step"]
         self.say("iter %d: %s" % (step, ", ".join(parts)))
         record = {"loss": figures["loss"], "lr": figures["lr"], "grad_norm": _finite(figures["norm"])}
         record = dict(record, tokens_per_second=figures["tokens"], mfu=figures["mfu"], memory=figures["memory"])
+        if figures["padding"]:
+            record["padding"] = round(figures["padding"], 4)
         record.update({"ms" if name == "step" else name + "_ms": 1e3 * spent for name, spent in seconds.items()})
         self._record(step, record)
 
-    def evaluation(self, step: int, losses: Dict[str, float]) -> None:
-        """Write the losses of an evaluation, by split."""
+    def evaluation(self, step: int, losses: Dict[str, float], mean: float) -> None:
+        """Write the losses of an evaluation, by name, and their ``mean`` (without ``train`` if there are others)."""
         shown = ", ".join("%s loss %.4f" % each for each in losses.items())
-        last = list(losses.values())[-1]
-        perplexity = math.exp(min(last, 700.0))
-        self.say("step %d: %s, perplexity %.2f" % (step, shown, perplexity))
-        record = {"eval_loss": last, "perplexity": perplexity}
-        if len(losses) > 1:
+        perplexity = math.exp(min(mean, 700.0))
+        held_back = {name: loss for name, loss in losses.items() if name != "train"}
+        several = ", mean loss %.4f" % mean if len(held_back) > 1 else ""
+        self.say("step %d: %s%s, perplexity %.2f" % (step, shown, several, perplexity))
+        record = {"eval_loss": mean, "perplexity": perplexity}
+        if held_back and "train" in losses:
             record["train_loss"] = losses["train"]
+        if len(held_back) > 1:
+            record.update({"eval_%s_loss" % name.replace(" ", "_"): loss for name, loss in held_back.items()})
         self._record(step, record)
 
     def _record(self, step: int, fields: Dict[str, Any]) -> None:
@@ -171,9 +178,15 @@ _TRACK = {"tensorboard": _tensorboard, "wandb": _wandb}
 
 
 class Figures:
-    """Converts the numbers of all ranks into figures for the log. ``tokens``: per step, on all ranks."""
+    """Converts the numbers of all ranks into figures for the log.
 
-    def __init__(self, config: Config, shape: Shape, tokens: int, world: int, device: torch.device) -> None:
+    ``tokens``: per step, on all ranks. ``padding``: the share of them that is padding.
+    """
+
+    def __init__(
+        self, config: Config, shape: Shape, tokens: int, world: int, device: torch.device, padding: float = 0.0
+    ) -> None:
+        self._padding = padding
         self._config = config
         self._tokens = tokens
         self._device = device
@@ -188,7 +201,7 @@ class Figures:
         mfu = speed / self._whole if self._whole else None
         loss = sum(row[0] for row in rows) / len(rows)
         figures = {"loss": loss, "norm": rows[0][1], "lr": rate, "tokens": speed}
-        return dict(figures, mfu=mfu, memory=memory, seconds=seconds)
+        return dict(figures, mfu=mfu, memory=memory, seconds=seconds, padding=self._padding)
 
     def check(self, step: int, rows: List[List[float]], may_overflow: bool, last: Optional[str]) -> None:
         """Check for NaN and infinity. ``may_overflow``: fp16 gradients may be infinite, which skips the step.

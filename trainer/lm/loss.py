@@ -12,7 +12,8 @@ from typing import Any, Callable, Optional, Tuple
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-IGNORED = -100  # a target without a loss, as in torch and transformers
+from trainer.lm.batch import IGNORED
+
 LOGITS = 1 << 29  # numbers of logits at a time: 1 GiB in 16 bits, and as much for their gradient
 LEAST = 256  # tokens in a chunk: fewer leave a GPU idle
 

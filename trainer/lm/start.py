@@ -12,14 +12,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from trainer.lm import checkpoint, config, engine, families, tokens, weights
+from trainer.lm import checkpoint, config, engine, families, finetune, sources, tokens, weights
+from trainer.lm.batch import Layout
 from trainer.lm.checkpoint import Checkpoint
 from trainer.lm.config import OWN, SIZES, Config, UserOptions, option
-from trainer.lm.data import DataSet, identity
+from trainer.lm.data import DataSet
 from trainer.lm.errors import RefusedError
 from trainer.lm.model import Decoder, fill, first_weights
 from trainer.lm.ranks import Ranks
 from trainer.lm.shape import Shape
+from trainer.lm.sources import Data
 from trainer.lm.tokens import Tokens
 
 RESUME = "CLUSTERCTL_CHECKPOINT"  # set by clusterctl's agent for a resumed run
@@ -111,7 +113,7 @@ def complete(options: UserOptions, source: Source) -> Config:
     if merged.block_size > shape.block_size:
         what = "--block-size %d: %s has %d positions" % (merged.block_size, source.name, shape.block_size)
         raise RefusedError(what, "--block-size %d" % shape.block_size)
-    if source.resumed:
+    if source.resumed and "epochs" not in options.values:
         _check_steps(merged, source, source.resumed.state.step)
     return merged
 
@@ -155,6 +157,31 @@ def keep_batch(config: Config, options: UserOptions, source: Source, world: int)
     return config
 
 
+def tokenizer_of(config: Config, source: Source) -> Path:
+    """Return the folder with the tokenizer and the template of the model.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    found = source.resumed or source.taken
+    return sources.model_folder(config, source.folder, found.folder if found else None)
+
+
+def with_epochs(config: Config, opened: Data, layout: Layout) -> Config:
+    """Return the options with the steps of ``epochs`` passes over the conversations.
+
+    Raises:
+        RefusedError: the warmup is longer.
+    """
+    if not config.epochs:
+        return config
+    found = sources.steps(opened, config.epochs, layout)
+    if config.warmup_iters > found:
+        what = "--warmup-iters %d: %d epochs have %d steps" % (config.warmup_iters, config.epochs, found)
+        raise RefusedError(what, "--warmup-iters %d, or more --epochs" % (found // 10))
+    return replace(config, max_iters=found)
+
+
 def changes(config: Config, options: UserOptions, source: Source) -> List[str]:
     """Return how a resumed training differs from its checkpoint, a line for each option."""
     if not source.resumed:
@@ -169,13 +196,35 @@ def changes(config: Config, options: UserOptions, source: Source) -> List[str]:
     return lines
 
 
-def choose(config: Config, source: Source, sets: Sequence[DataSet]) -> Start:
+def choose(config: Config, source: Source, opened: Data) -> Start:
     """Combine the source with the data.
 
     Raises:
         RefusedError: they do not match.
     """
-    first, identities = sets[0], identity(sets)
+    found = source.resumed or source.taken
+    kept = found.kept() if found else weights.read_kept(source.folder) if source.folder else {}
+    if source.resumed:
+        _check_data(config, source.name, source.resumed.state.data, opened.identity)
+    if opened.shards:
+        return _with_shards(config, source, opened.shards, opened.identity, kept)
+    assert opened.chats
+    named = families.named(config.model)
+    folder = tokenizer_of(config, source)
+    shape = source.shape or named
+    assert shape  # the folder has a config.json
+    kept = kept or weights.read_kept(folder)
+    finetune.check_vocabulary(opened.chats, shape.vocab_size, folder)
+    return Start(shape, source.resumed, source.taken, source.folder, None, None, opened.identity, kept)
+
+
+def _with_shards(
+    config: Config,
+    source: Source,
+    first: DataSet,
+    identities: List[Dict[str, Any]],
+    kept: Mapping[str, bytes],
+) -> Start:
     shape = source.shape
     found = source.resumed or source.taken
     if shape is None:
@@ -195,11 +244,8 @@ def choose(config: Config, source: Source, sets: Sequence[DataSet]) -> Start:
         stored = weights.read_digest(Path(source.name))
         digest, size = (theirs.digest, theirs.size) if theirs else (stored, shape.vocab_size)
         _check_vocabulary(source.name, digest, size, first)
-    if source.resumed:
-        _check_data(config, source.name, source.resumed.state.data, identities)
-    elif source.folder and shape.is_gpt2:  # its positions are weights
+    if not source.resumed and source.folder and shape.is_gpt2:  # its positions are weights
         shape = replace(shape, block_size=config.block_size)
-    kept = found.kept() if found else weights.read_kept(source.folder) if source.folder else {}
     return Start(shape, source.resumed, source.taken, source.folder, first.vocabulary, first.digest, identities, kept)
 
 
@@ -262,6 +308,13 @@ def _check_vocabulary(name: str, digest: Optional[str], size: int, data: DataSet
     raise RefusedError(what, "copy the tokenizer.json of the model into %s" % name)
 
 
+def _shown(each: Mapping[str, Any]) -> str:
+    """Show a data set's identity: of shards, or of conversations."""
+    if "samples" in each:
+        return "%(name)s (%(samples)d samples, weight %(weight)g)" % each
+    return "%(folder)s (%(tokens)d tokens, share %(share)g)" % each
+
+
 def _check_data(
     config: Config, name: str, before: Optional[List[Dict[str, Any]]], now: Sequence[Mapping[str, Any]]
 ) -> None:
@@ -270,9 +323,7 @@ def _check_data(
 
     if before is None or config.allow_changes or without_folders(before) == without_folders(now):
         return
-    data_before, data_now = (
-        ", ".join("%(folder)s (%(tokens)d tokens, share %(share)g)" % each for each in sets) for sets in (before, now)
-    )
+    data_before, data_now = (", ".join(map(_shown, sets)) for sets in (before, now))
     what = "--data %s: %s was trained with %s" % (data_now, name, data_before)
     raise RefusedError(what, "use --init %s with another --out for a new training; or --allow-changes" % name)
 

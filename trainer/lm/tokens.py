@@ -37,6 +37,10 @@ class Tokens:
         """Return the text of tokens."""
         raise NotImplementedError
 
+    def content(self) -> str:
+        """Return everything that determines the tokens of a text."""
+        raise NotImplementedError
+
     def save(self, folder: Path) -> None:
         """Write the file that ``load`` reads."""
         raise NotImplementedError
@@ -68,6 +72,10 @@ class Characters(Tokens):
         """See ``Tokens``."""
         return "".join(self.characters[token] for token in tokens)
 
+    def content(self) -> str:
+        """See ``Tokens``."""
+        return "".join(self.characters)
+
     def save(self, folder: Path) -> None:
         """See ``Tokens``."""
         (folder / CHARACTERS).write_text(json.dumps(self.characters, ensure_ascii=False), encoding="utf-8")
@@ -90,6 +98,10 @@ class Bpe(Tokens):
     def decode(self, tokens: Sequence[int]) -> str:
         """See ``Tokens``."""
         return str(self.tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    def content(self) -> str:
+        """See ``Tokens``."""
+        return str(self.tokenizer.to_str())
 
     def save(self, folder: Path) -> None:
         """See ``Tokens``."""

@@ -6,6 +6,7 @@ import json
 import pickle
 import zipfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
@@ -80,7 +81,7 @@ class _Stored:
         for path in files:
             file: Any = self._open.enter_context(safe_open(str(path), framework="pt"))
             for name in file.keys():  # noqa: SIM118 - not a dictionary
-                self._readers[name] = lambda file=file, name=name: file.get_tensor(name)
+                self._readers[name] = partial(file.get_tensor, name)
         if not files:
             found = sorted(self._folder.glob("pytorch_model*.bin"))
             if not found:
@@ -88,7 +89,7 @@ class _Stored:
             for path in found:
                 maps = zipfile.is_zipfile(path)  # files from before torch 1.6 are not archives and cannot be mapped
                 held = torch.load(path, map_location="cpu", weights_only=True, mmap=maps)
-                self._readers.update({name: lambda tensor=tensor: tensor for name, tensor in held.items()})
+                self._readers.update({name: partial(held.__getitem__, name) for name in held})
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -190,8 +191,8 @@ def export(
     write_tensors(folder / "model.safetensors", entries, tensors())
     for name, content in kept.items():
         (folder / name).write_bytes(content)
-    for name, content in _configs(shape, vocabulary, kept, dtype).items():
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    for name, config in _configs(shape, vocabulary, kept, dtype).items():
+        (folder / name).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _unpadded(shape: Shape, name: str, size: torch.Size) -> torch.Size:
