@@ -171,7 +171,7 @@ def conversion(checkpoint: str, names: Collection[str]) -> Conversion:
     """How a checkpoint's weights become one set in fp32, by the names of its files."""
     files = {name for name in names if "/" not in name}
     if layouts_of(checkpoint, names)[:1] == [OURS]:
-        return Conversion("impossible", why="every rank has a part of them; trainer.gpt.export joins them")
+        return Conversion("impossible", why="every rank has a part of them; trainer.lm.export joins them")
     if any(name.endswith(_ZERO) for name in names):
         return Conversion("zero", tag=any(name.endswith(_ZERO) for name in files))
     for folder in _MODEL_SHARDS:

@@ -3,7 +3,7 @@
     python scripts/benchmarks/plan_gpu.py MODEL [--for own] [--seq 1024] [--global-batch 32]
         [--places 0123c] [--batches 4,8] [--overlap] [--seconds 540]
 
-Wants torch, DeepSpeed and, for models that are not trainer.gpt's (--for own), transformers. Models begin with random
+Wants torch, DeepSpeed and, for models that are not trainer.lm's (--for own), transformers. Models begin with random
 weights and train on random tokens, in bf16, uncompiled. A JSON line for each option: a point of
 trainer/plan/measured.json; the last line says what the plan would have taken, and what was fastest. --places: stages,
 and c for those with Adam or everything on the CPU (nvme is not tried).
@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(HERE))
 
 from trainer.ds_config import find, make  # noqa: E402 - the checkout is not installed here
-from trainer.gpt import model, ranks  # noqa: E402
+from trainer.lm import model, ranks  # noqa: E402
 from trainer.plan import MODELS, Cluster, Setup, Shape, Training, accumulation  # noqa: E402
 from trainer.plan.inputs import GIB  # noqa: E402
 from trainer.plan.output import request  # noqa: E402
@@ -46,7 +46,7 @@ def wish(given: argparse.Namespace) -> tuple[Training, Cluster]:
     """What is planned: the machine as it is."""
     shape = MODELS[given.model]
     if given.program == "own":
-        shape = replace(shape, vocab=-(-shape.vocab // model.PAD) * model.PAD)  # as trainer.gpt pads it
+        shape = replace(shape, vocab=-(-shape.vocab // model.PAD) * model.PAD)  # as trainer.lm pads it
     training = Training(shape, "pretrain", given.seq, given.global_batch, given.program)
     count = int(os.environ.get("GPUS", torch.cuda.device_count()))
     card = find(torch.cuda.get_device_name() if torch.cuda.is_available() else "H100")  # to try it without a GPU
@@ -101,7 +101,7 @@ class Model:
 
 
 def _own(shape: Shape) -> Any:
-    return model.GPT(model.Shape(shape.layers, shape.heads, shape.hidden, shape.context, shape.vocab))
+    return model.Decoder(model.Shape(shape.layers, shape.heads, shape.hidden, shape.context, shape.vocab))
 
 
 def _theirs(shape: Shape) -> Any:

@@ -23,7 +23,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def pack(*args, module="trainer.gpt", **options):
+def pack(*args, module="trainer.lm", **options):
     return code.pack(from_words(args, module=module, **options))
 
 
@@ -35,7 +35,7 @@ def test_source_and_files_in_its_arguments_are_sent(here):
     travel = pack("--data", "data/one:0.3", "data/two", "--init=gpt2", "--max-iters", "10")
     assert data(travel) == {"data/one/train.bin", "data/two/train.bin", "gpt2/model.safetensors"}
     program = {name for name in travel.texts if name.startswith("job/trainer/")}
-    assert {"job/trainer/__init__.py", "job/trainer/gpt/__main__.py", "job/trainer/ds_config/__init__.py"} <= program
+    assert {"job/trainer/__init__.py", "job/trainer/lm/__main__.py", "job/trainer/ds_config/__init__.py"} <= program
     assert not any("agent" in name for name in program)
     assert (travel.output, travel.progress) == ("job/out", "job/out/trainer_log.jsonl")
 
@@ -46,7 +46,7 @@ def test_all_imports_of_the_source_are_sent(here):
     ours = [node for node in nodes if node.module and node.module.partition(".")[0] == "trainer"]
     imported = {f"{node.module}.{each.name}" for node in ours for each in node.names}
     wanted = {name for name in imported if (ROOT / name.replace(".", "/")).is_dir()} | {node.module for node in ours}
-    assert {"trainer.ds_config", "trainer.gpt.errors"} <= wanted
+    assert {"trainer.ds_config", "trainer.lm.errors"} <= wanted
     files = {f"job/{name.replace('.', '/')}" for name in wanted}
     assert {name for name in files if not {f"{name}.py", f"{name}/__init__.py"} & set(texts)} == set()
 
@@ -96,10 +96,10 @@ def test_missing_file_of_an_option_is_refused_before_the_start(here, args):
 
 def test_local_package_of_the_same_name_is_used_first(here):
     (here / "trainer").mkdir()
-    (here / "trainer/gpt.py").write_text("")
+    (here / "trainer/lm.py").write_text("")
     travel = pack("--data", "data/one")
-    assert "trainer/gpt.py" in data(travel)
-    assert "job/trainer/gpt/__main__.py" not in travel.texts
+    assert "trainer/lm.py" in data(travel)
+    assert "job/trainer/lm/__main__.py" not in travel.texts
 
 
 def test_other_modules_come_from_the_environment(here):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from provision.run.config_text import read
 from trainer.ds_config import GPUS, ConfigError, find
-from trainer.gpt.config import from_arguments
+from trainer.lm.config import from_arguments
 from trainer.plan import MODELS, Cluster, PlanError, Setup, Training, accumulation, ds_config, lines, load, parse, plan
 from trainer.plan import yaml as written_yaml
 from trainer.plan.ladder import ladder
@@ -79,19 +79,19 @@ def test_the_output_is_the_recorded_one_in_80_columns(run, name):
 def test_recommended_options_are_accepted_by_the_trainer(run, words, same, differs):
     code, out, _ = run("plan", *words, "--for", "own", "--method", "pretrain", "--json")
     message = json.loads(out)
-    options = from_arguments(["--data", "x", *message["trainer_gpt"]])
+    options = from_arguments(["--data", "x", *message["trainer_lm"]])
     best = message["best"]["setup"]
     assert code == 0
     assert (options.batch_size, options.checkpointing) == (best["micro_batch"], best["checkpointing"])
     assert {name: getattr(options, name) for name in same} == same
     assert all(getattr(options, name) != value for name, value in differs.items())
     shown = " ".join(run("plan", *words, "--for", "own", "--method", "pretrain")[1].split())
-    assert f"for trainer.gpt: {' '.join(message['trainer_gpt'])}" in shown
+    assert f"for trainer.lm: {' '.join(message['trainer_lm'])}" in shown
 
 
 def test_trainer_options_are_empty_for_other_programs_and_models(run):
     for words in (["gpt2-xl", "-n", 1], ["llama-3-8b", "-n", 1, "--for", "own"]):
-        assert json.loads(run("plan", *words, "--json")[1])["trainer_gpt"] == []
+        assert json.loads(run("plan", *words, "--json")[1])["trainer_lm"] == []
 
 
 def test_json_has_all_fields_and_nothing_else_is_printed(run):

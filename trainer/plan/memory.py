@@ -14,7 +14,7 @@ flash attention, which keeps no seq x seq matrix. Their 34 s b h of a GPT block 
 attention's result is kept in two layouts. Other blocks keep more: transformers' RMSNorm keeps its input in 32 bits and
 two results in 16, SwiGLU four results of the inner width, and transformers' GPT-2 GELU, written in Python, five. The
 counts for transformers' models come from ``torch.autograd.graph.saved_tensors_hooks``
-(``tests/gpt/test_plan_activations.py``).
+(``tests/lm/test_plan_activations.py``).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def score_bytes(training: Training) -> int:
 def logit_bytes(training: Training, setup: Setup) -> int:
     """Peak bytes per token of the loss.
 
-    The losses of transformers and of trainer.gpt use 32 bits: logits and their gradient in 16 bits, log-softmax and
+    The losses of transformers and of trainer.lm use 32 bits: logits and their gradient in 16 bits, log-softmax and
     its gradient in 32, 12 bytes per token of the vocabulary. A 16-bit loss keeps three times 2. In chunks it is a
     sixteenth.
     """

@@ -4,7 +4,7 @@ A shape determines a model's parameters, activations and arithmetic. It has no f
 output (``attention_bias``) and of the MLP (``mlp_bias``), less than a thousandth of a published model's parameters.
 
 The known models have the sizes of their published ``config.json``. Their numbers of parameters equal those of
-transformers' models (``tests/gpt/test_plan_parameters.py``).
+transformers' models (``tests/lm/test_plan_parameters.py``).
 """
 
 from __future__ import annotations

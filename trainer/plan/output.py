@@ -1,6 +1,6 @@
 """A plan as text, as an object for ``--json``, and as files.
 
-The files are LLaMA-Factory's YAML (0.9.5), DeepSpeed's configuration, and options of trainer.gpt.
+The files are LLaMA-Factory's YAML (0.9.5), DeepSpeed's configuration, and options of trainer.lm.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _pick(plan: Plan) -> Iterator[Styled]:
             "green",
         )
     if options := " ".join(gpt_options(plan)):
-        yield from _wrapped(f"for trainer.gpt: {options}")
+        yield from _wrapped(f"for trainer.lm: {options}")
     for each in plan.why:
         yield from _wrapped(f"- {each}", "" if best is not None else "yellow")
     rate = plan.rate
@@ -148,7 +148,7 @@ def data(plan: Plan) -> Dict[str, Any]:
         },
         "options": [_option(each, training, cluster) for each in plan.options],
         "best": None if best is None else _option(best, training, cluster),
-        "trainer_gpt": gpt_options(plan),
+        "trainer_lm": gpt_options(plan),
         "why": list(plan.why),
         "learning_rate": {**asdict(plan.rate), "far": plan.rate.far},
         "ladder": asdict(plan.ladder),
@@ -251,7 +251,7 @@ def yaml(plan: Plan, model: str, deepspeed: str) -> str:
 
 
 def gpt_options(plan: Plan) -> List[str]:
-    """Return the plan's pick as options of ``trainer.gpt``; none if it is not a GPT-2 of ``--for own``, or needs nvme.
+    """Return the plan's pick as options of ``trainer.lm``; none if it is not a GPT-2 of ``--for own``, or needs nvme.
 
     Up to stage 1 they use the plain engine, which shards like stage 1.
     """
@@ -267,7 +267,7 @@ def gpt_options(plan: Plan) -> List[str]:
     if best.setup.optimizer_at == "cpu":
         options["offload"] = "all" if best.setup.parameters_at == "cpu" else "optimizer"
     if best.setup.checkpointing:
-        options["checkpointing"] = "true"
+        options["checkpointing"] = "full"
     return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 

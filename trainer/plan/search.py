@@ -91,7 +91,7 @@ def bucket(training: Training, cluster: Cluster) -> int:
 def chunks(training: Training) -> bool:
     """Whether the program can compute the loss in chunks: LLaMA-Factory with Liger, except for GPT-2.
 
-    A custom loop may do so too; nanoGPT's and trainer.gpt do not.
+    A custom loop may do so too; nanoGPT's and trainer.lm do not.
     """
     return training.program == "trainer" and training.shape.family != "gpt2"
 

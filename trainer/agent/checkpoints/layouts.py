@@ -15,7 +15,7 @@ dcp           torch 2.13, ``torch.distributed.checkpoint.FileSystemWriter``: eac
               ``.metadata``, which names them (torchtitan's ``step-N`` folders are of this kind)
 lightning     Lightning 2.6: a folder ``*.ckpt`` with DeepSpeed's tag ``checkpoint`` (``DeepSpeedStrategy``), or with
               files of ``dcp`` and ``meta.pt`` (``FSDPStrategy``)
-clusterctl    trainer.gpt: parts of ranks, last ``complete.json``, which names them; also a script's own
+clusterctl    trainer.lm: parts of ranks, last ``complete.json``, which names them; also a script's own
 folder        any other folder whose name is a step or a tag, with tensors in it
 file          one file; Lightning's own checkpoints, ``ckpt.pt`` of nanoGPT, the usual ``torch.save`` of a script
 ============  =====================================================================================================

@@ -1,11 +1,11 @@
 """Parses single lines of trainers' logs.
 
 ==============  ==================================================================================================
-``trainer_log`` LLaMA-Factory's ``trainer_log.jsonl`` (0.9.5, ``train/callbacks.py``), which ``trainer.gpt`` writes too
+``trainer_log`` LLaMA-Factory's ``trainer_log.jsonl`` (0.9.5, ``train/callbacks.py``), which ``trainer.lm`` writes too
 ``progress``    an event of clusterctl's own agent, with the values of ``trainer_log``
 ``trainer``     transformers' Trainer, 4.x and 5.x (``trainer_callback.py``): a dictionary, ``{'loss': …}``
 ``deepspeed``   DeepSpeed 0.19 (``runtime/engine.py``, ``utils/timer.py``, ``runtime/pipe/engine.py``)
-``nanogpt``     nanoGPT's ``train.py``, and ``trainer.gpt``, which adds more values to the same line
+``nanogpt``     nanoGPT's ``train.py``, and ``trainer.lm``, which adds more values to the same line
 ``megatron``    Megatron-LM's ``training/training.py``
 ==============  ==================================================================================================
 
@@ -164,7 +164,7 @@ def _nanogpt(text: str) -> Iterator[LogLine]:
     for found in _ITER.finditer(text):
         number, loss, ms = found.groups()
         values = {"step": int(number), "loss": float(loss), "ms": float(ms)}
-        more = _MORE.match(text, found.end())  # trainer.gpt adds these
+        more = _MORE.match(text, found.end())  # trainer.lm adds these
         if more:
             lr, norm, speed = map(float, more.groups())
             values.update(lr=lr, grad_norm=norm, tokens_per_second=speed)

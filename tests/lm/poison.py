@@ -1,0 +1,63 @@
+"""A training in which something goes wrong: ``poison.py HOW STEP RANK ARGV…``.
+
+``nan``: the rank's loss is no number in that step. ``full``: from that step on no file can be written; ``once``: in
+that step only. ``memory``: torch has no memory for that step. ``interrupt``, ``impatient``: SIGINT comes in it, once or
+three times. ``--evaluated`` decides losses (``evaluated.py``).
+"""
+
+import itertools
+import os
+import resource
+import signal
+import sys
+
+import evaluated
+import torch
+
+from trainer.lm import __main__ as program
+from trainer.lm import checkpoint, engine
+from trainer.lm.errors import exit_with
+
+how, step, rank = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+calls = itertools.count(1)
+micro_step, save = engine.Plain.micro_step, checkpoint.Folder.save
+
+
+def poisoned(self, batch, number):
+    loss = micro_step(self, batch, number)
+    return loss * float("nan") if next(calls) == step and os.environ.get("RANK", "0") == rank else loss
+
+
+def interrupted(self, batch, number):
+    if next(calls) == step:
+        for _ in range(3 if how == "impatient" else 1):
+            signal.raise_signal(signal.SIGINT)
+    return micro_step(self, batch, number)
+
+
+def too_large(self, batch, number):
+    if next(calls) == step:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 4 GiB."
+        )
+    return micro_step(self, batch, number)
+
+
+def full(self, state, *rest):
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if state.step == step or (state.step > step and how == "full"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most[1]))
+    trouble = save(self, state, *rest)
+    resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    return trouble
+
+
+if how == "nan":
+    engine.Plain.micro_step = poisoned
+elif how == "memory":
+    engine.Plain.micro_step = too_large
+elif how in ("interrupt", "impatient"):
+    engine.Plain.micro_step = interrupted
+else:
+    checkpoint.Folder.save = full
+exit_with(lambda: program.main(evaluated.decide(sys.argv[4:])))

@@ -1,0 +1,304 @@
+"""Trains a language model. Read it from top to bottom: options, ranks, data, model, engine, loop.
+
+    python -m trainer.lm --data DIR --out OUT
+    torchrun --nproc-per-node 4 -m trainer.lm --data DIR --model gpt2-xl --batch-size 32
+
+docs/training.md explains it step by step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import signal
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Tuple
+
+import torch
+
+from trainer.lm import checkpoint, ranks, sources, start
+from trainer.lm.batch import IGNORED, Layout
+from trainer.lm.checkpoint import Checkpoint, Folder, State
+from trainer.lm.config import Config, accumulation, read
+from trainer.lm.engine import Engine, make_engine
+from trainer.lm.errors import FailedError, exit_with
+from trainer.lm.feed import Feed
+from trainer.lm.log import Figures, Log, Watch
+from trainer.lm.model import evaluating, fastest_attention
+from trainer.lm.ranks import Ranks
+from trainer.lm.sources import Data, Evaluated
+from trainer.lm.start import Start
+
+
+def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0915 - it reads from top to bottom
+    """Run the program."""
+    # Options
+    options = read(argv)
+    source = start.find(options)
+    config = start.complete(options, source)
+    signals = listen_for_signals()
+
+    # Ranks
+    group = ranks.join(config.device)
+    device, world = group.device, group.world
+    config = start.keep_batch(config, options, source, world)
+    micro_steps = accumulation(config, world)
+    torch.set_float32_matmul_precision("high")
+
+    # Data
+    layout = Layout(group.rank, world, micro_steps, config.batch_size)
+    if sources.are_chats(config.data):
+        opened = sources.open_chats(config, start.tokenizer_of(config, source))
+        config = start.with_epochs(config, opened, layout)
+    else:
+        opened = sources.open_shards(config)
+
+    # Model
+    origin = start.choose(config, source, opened)
+    folder = Folder(Path(config.out), group, config.keep)
+    folder.prepare()
+    log = Log(config, group.is_first)
+    keeper = Keeper(config, group, folder, log)
+    log.phase("loading")
+    model = start.make_model(origin, config, group, micro_steps)
+
+    # Engine
+    watch = Watch(device)
+    engine = make_engine(model, config, group, micro_steps, watch)
+    step = 0
+    if origin.taken:
+        with origin.taken.reader() as reader:
+            engine.load(reader, None)
+    if origin.resumed:
+        step = keeper.resume(origin.resumed)
+        with origin.resumed.reader() as reader:
+            engine.load(reader, origin.resumed.state.updates)
+        if engine.scale.is_used:
+            engine.scale.value = origin.resumed.state.scale
+        log.say("resumed from %s at step %d" % (origin.resumed.folder, step))
+        for line in start.changes(config, options, source):
+            log.say("resume: %s" % line)
+        if step == config.max_iters:
+            log.say("resume: the training is already finished")
+    for line in opened.notes:
+        log.say(line)
+    samples = layout.rows
+    figures = Figures(config, origin.shape, samples * config.block_size, world, device, opened.padding)
+    log.say(
+        "%.1f M parameters, %s on %d x %s, " % (origin.shape.parameters / 1e6, engine.name, world, device.type)
+        + "%d samples of %d tokens per step " % (samples, config.block_size)
+        + "(%d x %d ranks x %d micro-steps)" % (config.batch_size, world, micro_steps)
+    )
+
+    # A step's figures are read one step later, so that the GPU can start the next step in the meantime.
+    def report_step(lap: Any, gathered: torch.Tensor, number: int, rate: float) -> int:
+        lap.wait()  # the figures have arrived as well
+        rows = gathered.tolist()
+        figures.check(number, rows, engine.scale.is_used, keeper.last)
+        due = number % config.log_interval == 0 or number == config.max_iters
+        if due:
+            log.step(number, figures.of(lap, rows, rate))
+        return int(max(row[2] for row in rows))  # the signal that some rank received
+
+    # Loop
+    waiting: Optional[Any] = None
+    stopped, why = 0, ""
+    log.phase("training")
+    with fastest_attention(device), Feed(opened.train, layout, device, step) as feed:
+        while step < config.max_iters and not why:
+            rate = learning_rate(config, step)
+            if config.dropout:  # a resumed training drops the same activations
+                torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + group.rank) % 2**64)
+            watch.begin()
+            loss = torch.zeros((), device=device)
+            for number in range(micro_steps):
+                loss += engine.micro_step(feed.batch(), number) / micro_steps
+            norm = engine.step(rate)
+            stop = torch.full((), float(signals[0] if signals else 0), device=device)
+            gathered = group.gather(torch.stack([loss, norm.to(loss), stop]).float()).to("cpu", non_blocking=True)
+            lap = watch.end()
+            step += 1
+
+            is_last = step == config.max_iters
+            evaluates = bool(config.eval_interval and opened.evaluated) and (
+                step % config.eval_interval == 0 or is_last
+            )
+            saves = bool(config.save_interval) and step % config.save_interval == 0
+            stopped = report_step(*waiting) if waiting else 0
+            waiting = (lap, gathered, step, rate)
+            if device.type != "cuda" or evaluates or saves or stopped or is_last:
+                # Check the step's numbers first: a checkpoint must not contain NaN.
+                stopped = report_step(*waiting) or stopped
+                waiting = None
+            if stopped:
+                why = signal.Signals(stopped).name
+                break
+            if evaluates:
+                log.phase("evaluating")
+                losses = evaluate(engine, opened, config.batch_size, group)
+                mean = sources.mean(opened.evaluated, losses)
+                log.evaluation(step, losses, mean)
+                better = keeper.is_better(step, mean)
+                saves = saves or better or (config.always_save and not config.save_interval)
+                if keeper.stops_early:
+                    why = "no lower loss in %d evaluations" % keeper.worse
+            if saves:
+                keeper.save(step, engine, origin)
+            if saves or evaluates:
+                log.phase("training")
+
+    # End
+    log.phase("finishing")
+    keeper.save(step, engine, origin, is_final=not stopped)
+    if keeper.failure:
+        what = "the last checkpoint could not be saved: %s" % keeper.failure
+        raise FailedError(what, "free disk space, then --resume latest")
+    log.say("finished at step %d%s" % (step, ": %s" % why if why else ""))
+    ranks.leave()
+
+
+class Keeper:
+    """Saves a training. ``failure`` is why the last save failed; ``worse`` counts evaluations since the lowest loss.
+
+    ``lowest`` is the lowest loss of all evaluations, ``best`` the loss of the checkpoint that ``best`` names. They
+    differ if a save failed or saving is off.
+    """
+
+    def __init__(self, config: Config, ranks: Ranks, folder: Folder, log: Log) -> None:
+        self.best = self.lowest = math.inf
+        self.worse = 0
+        self.failure: Optional[str] = None
+        self._config = config
+        self._ranks = ranks
+        self._log = log
+        self._folder = folder
+        self._saved = -1
+        self._evaluated: Tuple[int, Optional[float]] = (-1, None)  # step and loss of the last evaluation
+
+    def resume(self, found: Checkpoint) -> int:
+        """Take over the state of a checkpoint. Return its step."""
+        state = found.state
+        self.lowest = math.inf if state.best_loss is None else state.best_loss
+        self.worse = state.worse
+        if found.folder.parent.resolve() == Path(self._config.out).resolve():
+            self._saved = state.step
+            self.best = self._folder.resume(state.step)
+        return state.step
+
+    def is_better(self, step: int, loss: float) -> bool:
+        """Record the loss of an evaluation. Return whether a checkpoint of this step would be the best."""
+        self.lowest, self.worse = min(self.lowest, loss), 0 if loss < self.lowest else self.worse + 1
+        self._evaluated = (step, loss if math.isfinite(loss) else None)
+        return loss < self.best
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether the loss has not improved for ``patience`` evaluations."""
+        return 0 < self._config.patience <= self.worse
+
+    @property
+    def last(self) -> Optional[str]:
+        """The name of the newest checkpoint."""
+        return checkpoint.read_pointer(Path(self._config.out), "latest")
+
+    def save(self, step: int, engine: Engine, start: Start, is_final: bool = False) -> None:
+        """Save the state of all ranks unless it is saved already, and update ``best`` and ``final``."""
+        if not self._config.save:
+            return
+        if self._saved == step:
+            if is_final:
+                self.failure = self._folder.point("final", step) or self.failure
+            return
+        loss = self._evaluated[1] if self._evaluated[0] == step else None
+        is_best = loss is not None and loss < self.best
+        names = [name for name, holds in (("best", is_best), ("final", is_final)) if holds]
+        self._log.phase("saving")
+        state = State(
+            step=step,
+            updates=engine.updates,
+            shape=start.shape,
+            best_loss=self.lowest if math.isfinite(self.lowest) else None,
+            worse=self.worse,
+            scale=engine.scale.value,
+            world=self._ranks.world,
+            engine=engine.name,
+            vocabulary=start.digest,
+            config=dataclasses.asdict(self._config),
+            loss=loss,
+            data=start.data,
+        )
+        self.failure = self._folder.save(state, engine.pieces(), engine.tensors(), start.vocabulary, names, start.kept)
+        if self.failure:
+            kept = "earlier checkpoints are unchanged"
+            self._log.say("step %d: not saved: %s; %s" % (step, self.failure, kept))
+            return
+        self._saved = step
+        if loss is not None:
+            self.best = min(self.best, loss)
+        self._log.say("step %d: saved %s/iter_%d" % (step, self._config.out, step))
+        self._folder.prune()
+
+
+def learning_rate(config: Config, step: int) -> float:
+    """Return the learning rate of the step after ``step`` steps: a linear warmup, then the ``schedule``."""
+    if step < config.warmup_iters:
+        return config.learning_rate * (step + 1) / config.warmup_iters
+    if config.schedule == "constant":
+        return config.learning_rate
+    end = config.decay_iters or config.max_iters
+    done = min(1.0, (step - config.warmup_iters) / max(1, end - config.warmup_iters))
+    left = 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    lowest = config.learning_rate / 10 if config.min_lr < 0 else config.min_lr
+    return lowest + (config.learning_rate - lowest) * left
+
+
+def mean_loss(engine: Engine, what: Evaluated, batch: int, ranks: Ranks) -> float:
+    """Return the mean loss, in nats per target, of the first batches of a source.
+
+    They do not depend on the number of ranks. Every rank calls the engine equally often, because ZeRO-3 gathers
+    weights in every call. Surplus losses are discarded.
+    """
+    layout = Layout(ranks.rank, ranks.world, -(-what.batches // ranks.world), batch)
+    total = torch.zeros(2, dtype=torch.float64, device=ranks.device)  # losses and targets
+    with evaluating(engine.model):
+        for micro in range(layout.micro_steps):
+            taken = what.source.batch(layout, 0, micro)
+            loss = engine.evaluate(taken.to(ranks.device))
+            if micro * ranks.world + ranks.rank < what.batches:
+                targets = int((taken.targets != IGNORED).sum())
+                total += torch.stack([loss.double() * taken.count, loss.new_tensor(targets).double()])
+    losses, targets = ranks.gather(total).view(-1, 2).sum(0).tolist()
+    return float(losses / max(1.0, targets))
+
+
+def evaluate(engine: Engine, opened: Data, batch: int, ranks: Ranks) -> Dict[str, float]:
+    """Return the mean loss of each source that is evaluated, by name."""
+    return {name: mean_loss(engine, each, batch, ranks) for name, each in opened.evaluated.items()}
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+FORCED = 3  # under torchrun Ctrl-C arrives twice: from the terminal and from torchrun
+
+
+def listen_for_signals() -> List[int]:
+    """Return a list to which each of these signals is appended. The third SIGINT exits without a checkpoint."""
+    received: List[int] = []
+
+    def receive(number: int, _: Any) -> None:
+        received.append(number)
+        if number != signal.SIGINT:
+            return
+        if received.count(number) >= FORCED:
+            os._exit(128 + number)
+        if received.count(number) == 1 and os.environ.get("RANK", "0") == "0":
+            # Not sys.stderr: the signal may have interrupted a write to it.
+            os.write(2, b"SIGINT: saving after this step; press twice more to exit without a checkpoint\n")
+
+    for each in SIGNALS:
+        signal.signal(each, receive)
+    return received
+
+
+if __name__ == "__main__":
+    exit_with(main)

@@ -1,0 +1,446 @@
+"""The options of the trainer's programs: the parser that they share, and the options of a training.
+
+The options of a training come from ``--key value``, then a file (``--config``, YAML or JSON), then the defaults. Each
+number has its bound beside its default. ``RELATIONS`` lists the rules between options. Both apply to the command line,
+to files, and to the options that a resumed training inherits from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+from trainer.bounds import COUNT, EVERY, RATE, Bound
+from trainer.lm import families
+from trainer.lm.errors import RefusedError
+
+ENGINES = ("plain", "zero0", "zero1", "zero2", "zero3")
+CHOICES = {
+    "engine": ENGINES,
+    "offload": ("none", "optimizer", "all"),
+    "dtype": ("auto", "bfloat16", "float16", "float32"),
+    "compile": ("auto", "whole", "blocks", "off"),
+    "schedule": ("cosine", "linear", "constant"),
+    "checkpointing": ("off", "selective", "full"),
+    "device": ("auto", "cpu", "cuda"),
+}
+TRAVELS = ("float32", "bfloat16")
+SIZES = ("n_layer", "n_head", "n_embd")
+# A resumed training takes these from its own command line: they say where it runs, not what it is.
+PATHS = ("data", "eval_data")  # options with several values
+OWN = ("out", "resume", "device", "allow_changes")
+
+_SIZE = Bound(low=1, high=1 << 20)
+_STEPS = Bound(low=0, high=1 << 40)
+_AVERAGE = Bound(low=0, below=1)
+
+
+def _is(default: Any, what: str, bound: Optional[Bound] = None) -> Any:
+    return field(default=default, metadata={"help": what, "bound": bound})
+
+
+@dataclass(frozen=True)
+class Config:
+    """All options of a training."""
+
+    data: Sequence[str] = _is(
+        (),
+        "folders written by trainer.lm.prepare or nanoGPT, or files of conversations (Alpaca, ShareGPT or messages; "
+        "JSON, JSONL or parquet); each PATH or PATH:WEIGHT",
+    )
+    eval_data: Sequence[str] = _is((), "conversations that are only evaluated")
+    template: str = _is("", "conversations: a Jinja template, or alpaca, chatml or plain (default: the model's own)")
+    val: float = _is(0.0, "conversations: share of each set held back for evaluation", _AVERAGE)
+    skip_wrong: bool = _is(False, "conversations: leave out wrong records instead of refusing them")
+    workers: int = _is(0, "conversations: processes that encode them (0: one per core)", Bound(low=0, high=1024))
+    out: str = _is("out", "folder of checkpoints and logs")
+    init: str = _is("scratch", "scratch, a Hugging Face folder, or a checkpoint whose weights to use")
+    resume: str = _is(
+        "", "latest, or a checkpoint: continues with its optimizer, step and options, except options given here"
+    )
+    allow_changes: bool = _is(False, "allow a resume with a different global batch or other data")
+
+    model: str = _is(
+        "custom", "a published size, a folder with config.json, or custom: a GPT-2 with n_layer, n_head and n_embd"
+    )
+    n_layer: int = _is(12, "layers", _SIZE)
+    n_head: int = _is(12, "attention heads", _SIZE)
+    n_embd: int = _is(768, "width", _SIZE)
+    block_size: int = _is(1024, "tokens per sample", Bound(low=1, high=1 << 24))
+    dropout: float = _is(0.0, "fraction of activations to drop", _AVERAGE)
+
+    batch_size: int = _is(8, "samples per micro-step on each rank", _SIZE)
+    accumulation: int = _is(1, "micro-steps per step", _SIZE)
+    global_batch: int = _is(
+        0,
+        "samples per step on all ranks; sets accumulation (0: follows from accumulation)",
+        Bound(low=0, high=1 << 40),
+    )
+    max_iters: int = _is(1000, "total steps", COUNT)
+    epochs: int = _is(0, "conversations: passes over the data; sets max_iters (0: max_iters counts)", _STEPS)
+    learning_rate: float = _is(3e-4, "highest learning rate", RATE)
+    min_lr: float = _is(-1.0, "final learning rate (-1: a tenth of learning_rate)", Bound(low=0, high=1e3, also=(-1,)))
+    schedule: str = _is("cosine", "how the learning rate decays")
+    warmup_iters: int = _is(0, "steps over which the learning rate rises", _STEPS)
+    decay_iters: int = _is(0, "step at which min_lr is reached (0: max_iters)", _STEPS)
+    weight_decay: float = _is(0.1, "of AdamW, on matrices only", Bound(low=0, high=1e3))
+    beta1: float = _is(0.9, "of AdamW", _AVERAGE)
+    beta2: float = _is(0.95, "of AdamW", _AVERAGE)
+    epsilon: float = _is(1e-8, "of AdamW", Bound(above=0, high=1))
+    grad_clip: float = _is(1.0, "largest gradient norm (0: no limit)", Bound(low=0, high=1e9))
+
+    eval_interval: int = _is(100, "steps between evaluations (0: none)", EVERY)
+    eval_iters: int = _is(20, "batches per evaluation, on all ranks together", COUNT)
+    patience: int = _is(0, "stop after this many evaluations without a lower loss (0: never)", _STEPS)
+    save_interval: int = _is(0, "steps between checkpoints (0: at each evaluation)", EVERY)
+    save: bool = _is(True, "write checkpoints; false to only measure the speed")
+    always_save: bool = _is(True, "save also when the loss is not the lowest")
+    keep: int = _is(2, "newest checkpoints to keep, beside the best (0: all)", _STEPS)
+
+    engine: str = _is("plain", "plain: torch with a sharded optimizer; zeroN: DeepSpeed, stage N")
+    offload: str = _is("none", "DeepSpeed: what to keep in host memory")
+    coalesce: bool = _is(False, "zero2, zero3: reduce gradients once per step; needs 2 more bytes per parameter")
+    deepspeed_config: str = _is("", "a DeepSpeed configuration; its other keys are used")
+    dtype: str = _is(
+        "auto", "data type of the computation (auto: bfloat16 from Ampere on, else float16; float32 on CPUs)"
+    )
+    compile: str = _is("auto", "torch.compile of the loss, of each block, or off (auto: whole on GPUs, not with zero3)")
+    checkpointing: str = _is(
+        "off",
+        "recompute activations in the backward pass; selective: all but products, a few percent slower; "
+        "full: the least memory, a third slower",
+    )
+    reduce_dtype: str = field(
+        default="float32",
+        metadata={"help": "plain: data type of sent gradients; bfloat16 halves the bytes", "choices": TRAVELS},
+    )
+    device: str = _is("auto", "where to compute")
+
+    seed: int = _is(1337, "for weights, samples and dropout", Bound(low=0, high=(1 << 63) - 1))
+    log_interval: int = _is(1, "steps between log lines", COUNT)
+    trackers: str = _is("auto", "tensorboard,wandb, none, or auto: all that are installed; wandb is always offline")
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A rule between options: ``rule`` for ``--help``, ``error`` with options in braces, and ``fix``, what to type."""
+
+    rule: str
+    holds: Callable[[Config], bool]
+    error: str
+    fix: str = ""
+
+
+RELATIONS = (
+    Relation(
+        "n_embd is a multiple of n_head",
+        lambda c: c.n_embd % c.n_head == 0,
+        "{n_embd} must be a multiple of {n_head}",
+    ),
+    Relation(
+        "warmup_iters is at most max_iters",
+        lambda c: c.warmup_iters <= c.max_iters or c.epochs > 0,
+        "{warmup_iters} must be at most {max_iters}",
+    ),
+    Relation(
+        "decay_iters is 0 or at least warmup_iters",
+        lambda c: not c.decay_iters or c.decay_iters >= c.warmup_iters,
+        "{decay_iters} must be 0 or at least {warmup_iters}",
+    ),
+    Relation(
+        "min_lr is at most learning_rate",
+        lambda c: c.min_lr <= c.learning_rate,
+        "{min_lr} must be at most {learning_rate}",
+    ),
+    Relation(
+        "patience needs an eval_interval",
+        lambda c: not c.patience or c.eval_interval > 0,
+        "{patience} counts evaluations, but {eval_interval} turns them off",
+        "--eval-interval 100, or --patience 0",
+    ),
+    Relation(
+        "offload needs a DeepSpeed engine",
+        lambda c: c.offload == "none" or c.engine != "plain",
+        "{offload} needs DeepSpeed, not {engine}",
+        "--engine zero2, or zero3 for parameters; or --offload none",
+    ),
+    Relation(
+        "offload all needs the engine zero3",
+        lambda c: c.offload != "all" or c.engine == "zero3",
+        "{offload}: only ZeRO-3 shards parameters, not {engine}",
+        "--engine zero3, or --offload optimizer",
+    ),
+    Relation(
+        "offload optimizer needs the engine zero1, zero2 or zero3",
+        lambda c: c.offload != "optimizer" or c.engine != "zero0",
+        "{offload}: {engine} cannot shard the optimizer",
+        "--engine zero1 or higher, or --offload none",
+    ),
+    Relation(
+        "coalesce needs the engine zero2 or zero3, and offload none",
+        lambda c: not c.coalesce or (c.engine in ("zero2", "zero3") and c.offload == "none"),
+        "{coalesce}: only zero2 and zero3 without offload reduce gradients in every micro-step, not {engine} {offload}",
+        "--engine zero2 --offload none, or --coalesce false",
+    ),
+    Relation(
+        "reduce_dtype bfloat16 needs the engine plain",
+        lambda c: c.reduce_dtype == "float32" or c.engine == "plain",
+        "{reduce_dtype} needs the engine plain, not {engine}",
+        "--engine plain, or --reduce-dtype float32",
+    ),
+    Relation(
+        "deepspeed_config needs a DeepSpeed engine",
+        lambda c: not c.deepspeed_config or c.engine != "plain",
+        "{deepspeed_config} needs DeepSpeed, not {engine}",
+        "--engine zero2, or remove --deepspeed-config",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class UserOptions:
+    """The options given on a command line and in its file, without defaults."""
+
+    values: Mapping[str, Any]
+    path: Optional[Path] = None
+    in_file: Sequence[str] = ()  # options whose value comes from the file
+
+    def where(self, name: str) -> str:
+        """Where an option was given: ``--max-iters``, or ``options.yaml: max_iters``."""
+        return "%s: %s" % (self.path, name) if name in self.in_file else option(name)
+
+
+def option(name: str) -> str:
+    """The command-line option of a value: ``--max-iters``."""
+    return "--" + name.replace("_", "-")
+
+
+def read(argv: Optional[List[str]] = None) -> UserOptions:
+    """Read a command line and its file.
+
+    Raises:
+        RefusedError: an unknown option or key, an invalid value, or a number outside its bound.
+    """
+    parser = _parser()
+    options = parser.read(argv)
+    path = options.pop("config", None)
+    values = dict(_from_file(path)) if path else {}
+    in_file = [name for name in values if name not in options]
+    values.update(options)
+    return UserOptions(values, path, in_file)
+
+
+def from_arguments(argv: Optional[List[str]] = None) -> Config:
+    """Return the options of a training that is not resumed.
+
+    Raises:
+        RefusedError: see ``read`` and ``complete``.
+    """
+    return complete(read(argv))
+
+
+def _parser() -> Parser:
+    parser = Parser("trainer.lm", "Train a language model: GPT-2, Llama, Qwen2, Qwen2.5 or Qwen3.")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = "Rules between options:\n" + "\n".join("  " + each.rule for each in RELATIONS)
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="options as YAML or JSON; the command line takes precedence"
+    )
+    for each in dataclasses.fields(Config):
+        name, what, bound = option(each.name), each.metadata["help"], each.metadata.get("bound")
+        shown = "%s (%s)" % (what, "required" if each.name == "data" else "none" if each.default in ("", ()) else each.default)
+        common: Dict[str, Any] = {"dest": each.name, "default": argparse.SUPPRESS}
+        if bound:
+            default: Any = each.default
+            parser.number(name, default, bound, what, **common)
+            continue
+        common["help"] = shown.replace("%", "%%")
+        if each.name in PATHS:
+            parser.add_argument(name, nargs="+", metavar="PATH", **common)
+        elif isinstance(each.default, bool):
+            parser.add_argument(name, type=_flag, nargs="?", const=True, metavar="true|false", **common)
+        else:
+            kind = type(each.default)
+            choices = _choices(each)
+            parser.add_argument(name, type=kind, choices=choices, metavar=None if choices else kind.__name__, **common)
+    return parser
+
+
+def _choices(each: Any) -> Any:
+    return each.metadata.get("choices") or CHOICES.get(each.name)
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError("true or false, not %r" % text)
+    return text.lower() == "true"
+
+
+def _from_file(path: Path) -> Dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RefusedError("%s: %s" % (path, error.strerror), "--config FILE, a file with options") from error
+    try:
+        if path.suffix == ".json":
+            options_read = json.loads(text)
+        else:
+            import yaml  # noqa: PLC0415 - JSON needs no library
+
+            options_read = yaml.safe_load(text)
+    except ImportError as error:
+        raise RefusedError("%s: PyYAML is not installed" % path, "write it as JSON, in a file *.json") from error
+    except Exception as error:
+        raise RefusedError("%s cannot be read: %s" % (path, str(error).replace("\n", " "))) from error
+    if not isinstance(options_read, dict):
+        raise RefusedError("%s contains no options" % path, "lines such as max_iters: 1000")
+    return {key: _value(path, key, value) for key, value in options_read.items()}
+
+
+def _value(path: Path, key: str, value: Any) -> Any:
+    fields = {each.name: each for each in dataclasses.fields(Config)}
+    if key not in fields:
+        near = difflib.get_close_matches(str(key), fields, 1)
+        raise RefusedError("%s: unknown option %s" % (path, key), "did you mean %s?" % near[0] if near else "")
+    default = fields[key].default
+    if key in PATHS:
+        named = [value] if isinstance(value, str) else value
+        if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+            raise RefusedError("%s: %s: %r is not a list of paths" % (path, key, value))
+        return named
+    if isinstance(default, float) and isinstance(value, (int, str)) and not isinstance(value, bool):
+        try:
+            value = float(value)  # YAML reads 3e-4 as a string
+        except ValueError:
+            value = str(value)
+        except OverflowError:
+            value = math.inf
+    if type(value) is not type(default):
+        raise RefusedError("%s: %s: %r is not of type %s" % (path, key, value, type(default).__name__))
+    choices = _choices(fields[key])
+    if choices and value not in choices:
+        raise RefusedError("%s: %s: %r is not one of %s" % (path, key, value, ", ".join(choices)))
+    bound = fields[key].metadata.get("bound")
+    if bound:
+        number: Any = value
+        check_bound("%s: %s" % (path, key), number, bound)
+    return value
+
+
+def complete(options: UserOptions, stored: Optional[Mapping[str, Any]] = None, source: str = "") -> Config:
+    """Return all options: those given, then those ``stored`` in a checkpoint or model ``source``, then the defaults.
+
+    Raises:
+        RefusedError: options contradict each other, or a stored one is outside its bound.
+    """
+    fields = {each.name: each for each in dataclasses.fields(Config)}
+    stored = dict(stored or {})
+    if isinstance(stored.get("checkpointing"), bool):  # of checkpoints until format 2
+        stored["checkpointing"] = "full" if stored["checkpointing"] else "off"
+    inherited = {name: stored[name] for name in stored if name in fields and name not in options.values}
+    for name, value in inherited.items():
+        bound = fields[name].metadata.get("bound")
+        if bound:
+            check_bound("%s: %s" % (source, name), value, bound)
+    config = _with_sizes(Config(**{**inherited, **options.values}), options)
+    if not config.data:
+        raise RefusedError("--data is missing", "python -m trainer.lm.prepare TEXT --out DIR, then --data DIR")
+
+    def shown(name: str) -> str:
+        text = "%s %s" % (options.where(name), getattr(config, name))
+        if name in options.values:
+            return text
+        return "%s (%s)" % (text, source if name in inherited else "default")
+
+    for relation in RELATIONS:
+        if not relation.holds(config):
+            raise RefusedError(relation.error.format_map({name: shown(name) for name in fields}), relation.fix)
+    return config
+
+
+def _with_sizes(config: Config, options: UserOptions) -> Config:
+    """Set the sizes of a published model, unless others are given."""
+    shape = families.named(config.model)
+    if shape is None:
+        return config
+    sizes: Dict[str, Any] = {name: getattr(shape, name) for name in SIZES}
+    for name, size in sizes.items():
+        if options.values.get(name, size) != size:
+            what = "%s %s: %s has %d" % (options.where(name), options.values[name], config.model, size)
+            raise RefusedError(what, "--model custom, or remove %s" % option(name))
+    return dataclasses.replace(config, **sizes)
+
+
+def accumulation(config: Config, world: int) -> int:
+    """Return the number of micro-steps per step on each of ``world`` ranks.
+
+    Raises:
+        RefusedError: the global batch is not divisible, or contradicts the accumulation.
+    """
+    if not config.global_batch:
+        return config.accumulation
+    each = config.batch_size * world
+    if config.accumulation not in (1, config.global_batch // each):
+        what = "--accumulation %d: --global-batch %d is --batch-size %d x %d ranks x %g micro-steps"
+        sizes = (config.accumulation, config.global_batch, config.batch_size, world, config.global_batch / each)
+        raise RefusedError(what % sizes, "remove --accumulation, or use --global-batch 0")
+    if config.global_batch % each or config.global_batch < each:
+        lower = max(each, config.global_batch // each * each)
+        raise RefusedError(
+            "--global-batch %d is not divisible by --batch-size %d x %d ranks"
+            % (config.global_batch, config.batch_size, world),
+            "--global-batch %d or %d" % (lower, lower + each),
+        )
+    return config.global_batch // each
+
+
+Number = Union[int, float]
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that checks the bound of each number, shows it in ``--help``, and reports errors in one line."""
+
+    def __init__(self, module: str, description: Optional[str]) -> None:
+        super().__init__(prog="python -m %s" % module, description=description, allow_abbrev=False)
+        self.bounds: Dict[str, Tuple[str, Bound]] = {}  # option and bound by the name of the value
+
+    def number(self, option: str, default_value: Number, bound: Bound, what: str, **more: Any) -> None:
+        """Add a numeric option."""
+        kind = type(default_value)
+        shown = ("%s (%s; %s)" % (what, default_value, bound)).replace("%", "%%")
+        settings = dict({"default": default_value, "metavar": kind.__name__}, **more)
+        action = self.add_argument(option, type=kind, help=shown, **settings)
+        self.bounds[action.dest] = (option, bound)
+
+    def read(self, argv: Optional[List[str]] = None) -> Dict[str, Any]:
+        """Return the values of a command line.
+
+        Raises:
+            RefusedError: an unknown option, or a value outside its bound.
+        """
+        options = vars(self.parse_args(argv))
+        for name, (option, bound) in self.bounds.items():
+            if name in options:
+                check_bound(option, options[name], bound)
+        return options
+
+    def error(self, message: str) -> Any:
+        """Raise a RefusedError instead of printing the usage and exiting."""
+        raise RefusedError(message, "%s --help" % self.prog)
+
+
+def check_bound(where: str, value: Number, bound: Bound) -> None:
+    """Refuse a number outside its bound.
+
+    Raises:
+        RefusedError: names the option (or file and key), the range and the value.
+    """
+    problem = bound.problem(value)
+    if problem:
+        raise RefusedError("%s %s" % (where, problem))

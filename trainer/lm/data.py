@@ -1,0 +1,244 @@
+"""Samples from memory-mapped shards of tokens, the feed of batches, and nanoGPT's data sets.
+
+A data set is a folder that ``prepare`` or nanoGPT wrote:
+
+===========================  ==========================================================================================
+``train*.bin``, ``val*.bin``  tokens, little endian, nothing else
+``meta.json``                ``dtype`` ("uint16" or "uint32"), ``vocab_size`` and the vocabulary's ``digest``
+``characters.json``, …       the vocabulary (``tokens.py``)
+``meta.pkl``                 nanoGPT's equivalent of ``meta.json``; without either, the tokens are GPT-2's, in uint16
+===========================  ==========================================================================================
+
+A sample is ``block + 1`` tokens from anywhere in a shard. Its position depends only on the seed and its number.
+The numbers of a step depend on the step and the global batch. So one rank and many ranks see the same samples in a
+step, and a resumed training sees the same samples as one that was not interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from trainer.lm import tokens
+from trainer.lm.batch import Batch, Layout
+from trainer.lm.errors import RefusedError
+
+GPT2 = 50257  # tokens of GPT-2's vocabulary
+SPLITS = ("train", "val")
+_LOOK = 65536  # tokens at each end of a shard to check
+_FIX = "python -m trainer.lm.prepare TEXT --out DIR"
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """One data set. ``shards`` are arrays of tokens; ``digest`` is None if the vocabulary is unknown."""
+
+    folder: Path
+    weight: float
+    vocab_size: int
+    vocabulary: Optional[tokens.Tokens]
+    digest: Optional[str]
+    shards: Sequence[Any]
+
+
+def mixed(numbers: Any) -> Any:
+    """Map each uint64 to a pseudo-random one: SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
+    with np.errstate(over="ignore"):
+        z = numbers + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+class Samples:
+    """The samples of one split of all data sets. ``take`` returns them by number."""
+
+    def __init__(self, sets: Sequence[DataSet], block: int, seed: int) -> None:
+        self.block = block
+        self._seed = mixed(np.array([seed % 2**64], dtype=np.uint64))[0]
+        total = sum(each.weight for each in sets)
+        self._set_ends = np.cumsum([each.weight / total for each in sets])
+        self._shards: List[List[Any]] = [[shard for shard in each.shards if len(shard) > block] for each in sets]
+        self._ends = [np.cumsum([len(shard) - block for shard in shards]) for shards in self._shards]
+
+    def take(self, numbers: Sequence[int]) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Return samples by number: the tokens and the next tokens, each (samples, block), int64."""
+        keys = mixed(np.asarray(numbers, dtype=np.uint64) ^ self._seed)
+        chances = (keys >> np.uint64(11)).astype(np.float64) / 2**53
+        sets = np.minimum(np.searchsorted(self._set_ends, chances, side="right"), len(self._set_ends) - 1)
+        places = mixed(keys)
+        rows = np.empty((len(keys), self.block + 1), dtype=np.int64)
+        for row, each in enumerate(sets):
+            ends = self._ends[each]
+            start = int(places[row] % np.uint64(ends[-1]))
+            shard = int(np.searchsorted(ends, start, side="right"))
+            start -= int(ends[shard - 1]) if shard else 0
+            rows[row] = self._shards[each][shard][start : start + self.block + 1]
+        both = torch.from_numpy(rows)
+        return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+    def batch(self, layout: Layout, step: int, micro: int) -> Batch:
+        """See ``Source``."""
+        tokens, targets = self.take(layout.numbers(step, micro))
+        return Batch(tokens, targets, None, layout.count(layout.rows * self.block))
+
+
+def open_sets(named: Sequence[str], split: str, block: int) -> List[DataSet]:
+    """Open the data sets of a command line, each ``DIR`` or ``DIR:WEIGHT``.
+
+    Raises:
+        RefusedError: a data set does not exist or is empty, or their vocabularies differ.
+    """
+    sets = [_open(*weighed(each), split, block) for each in named]
+    first = sets[0]
+    for each in sets[1:]:
+        known = each.digest and first.digest
+        if each.vocab_size != first.vocab_size or (known and each.digest != first.digest):
+            what = "%s and %s have different vocabularies" % (first.folder, each.folder)
+            raise RefusedError(what, "prepare the second with --vocabulary %s" % first.folder)
+    return sets
+
+
+def with_split(named: Sequence[str], split: str) -> List[str]:
+    """Return the data sets that have shards of a split."""
+    return [each for each in named if _files(weighed(each)[0], split)]
+
+
+def identity(sets: Sequence[DataSet]) -> List[Dict[str, Any]]:
+    """Identify data sets independently of their folders: shares, vocabulary, sizes, and the ends of the shards."""
+    total = sum(each.weight for each in sets)
+    found = []
+    for each in sets:
+        digest = hashlib.sha256()
+        for shard in each.shards:
+            digest.update(b"%d " % len(shard))
+            digest.update(shard[:_LOOK].tobytes() + shard[-_LOOK:].tobytes())
+        facts = {"folder": str(each.folder), "share": round(each.weight / total, 9), "vocab_size": each.vocab_size}
+        count = sum(map(len, each.shards))
+        found.append({**facts, "vocabulary": each.digest, "tokens": count, "digest": digest.hexdigest()[:16]})
+    return found
+
+
+def weighed(named: str) -> Tuple[Path, float]:
+    """Return the path and the weight of ``PATH`` or ``PATH:WEIGHT``.
+
+    Raises:
+        RefusedError: the weight is not more than 0.
+    """
+    folder, _, weight = named.rpartition(":")
+    if Path(named).is_dir() or not folder:
+        return Path(named), 1.0
+    try:
+        number = float(weight)
+    except ValueError:
+        return Path(named), 1.0
+    if not 0 < number < float("inf"):
+        raise RefusedError("--data %s: the weight must be more than 0" % named)
+    return Path(folder), number
+
+
+def _files(folder: Path, split: str) -> List[Path]:
+    found = [folder / (split + ".bin")] if (folder / (split + ".bin")).is_file() else []
+    return found + sorted(folder.glob(split + "-*.bin"))
+
+
+def _open(folder: Path, weight: float, split: str, block: int) -> DataSet:
+    if not folder.is_dir():
+        raise RefusedError("--data %s: no such folder" % folder, _FIX)
+    kind, size, vocabulary, digest = _described(folder)
+    files = _files(folder, split)
+    if not files:
+        raise RefusedError("%s has no %s.bin" % (folder, split), _FIX)
+    shards = [_map(path, kind) for path in files]
+    if max(len(shard) for shard in shards) <= block:
+        longest = max(files, key=lambda path: path.stat().st_size)
+        what = "%s has %d tokens, but a sample needs %d" % (longest, longest.stat().st_size // kind.itemsize, block + 1)
+        raise RefusedError(what, "prepare more text, or use a smaller --block-size")
+    return DataSet(folder, weight, size, vocabulary, digest, shards)
+
+
+def _map(path: Path, kind: Any) -> Any:
+    size = path.stat().st_size
+    if size == 0:
+        raise RefusedError("%s is empty" % path, _FIX)
+    if size % kind.itemsize:
+        raise RefusedError(
+            "%s has %d bytes, not a multiple of %d, the bytes per token" % (path, size, kind.itemsize), _FIX
+        )
+    return np.memmap(path, dtype=kind, mode="r")
+
+
+def _described(folder: Path) -> Tuple[Any, int, Optional[tokens.Tokens], Optional[str]]:
+    path = folder / "meta.json"
+    if path.is_file():
+        try:
+            meta = json.loads(path.read_text(encoding="utf-8"))
+            kind, size = np.dtype({"uint16": "<u2", "uint32": "<u4"}[meta["dtype"]]), int(meta["vocab_size"])
+            digest = meta.get("digest")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise RefusedError("%s cannot be read: %s" % (path, error), _FIX) from error
+        vocabulary = tokens.load(folder)
+        if vocabulary and digest and vocabulary.digest != digest:
+            what = "%s is not the vocabulary of the shards: meta.json names the digest %s, but the file's digest is %s"
+            names = (folder / vocabulary.file, digest, vocabulary.digest)
+            raise RefusedError(what % names, "restore the %s that was prepared with the shards" % vocabulary.file)
+        return kind, size, vocabulary, digest or (vocabulary.digest if vocabulary else None)
+    if (folder / "meta.pkl").is_file():
+        characters = read_meta(folder / "meta.pkl")
+        return np.dtype("<u2"), characters.size, characters, characters.digest
+    return np.dtype("<u2"), GPT2, None, None
+
+
+def check_tokens(sets: Sequence[DataSet]) -> None:
+    """Check the ends of every shard for tokens outside the vocabulary.
+
+    Raises:
+        RefusedError: there is one. On a GPU it would only show up as a failed assertion in a kernel.
+    """
+    for each in sets:
+        for shard in each.shards:
+            highest = max(int(shard[:_LOOK].max()), int(shard[-_LOOK:].max()))
+            if highest >= each.vocab_size:
+                what = "%s contains token %d, but its vocabulary has %d tokens" % (
+                    each.folder,
+                    highest,
+                    each.vocab_size,
+                )
+                raise RefusedError(what, "prepare the data again: its vocabulary and its shards do not match")
+
+
+_UNPICKLING_ERRORS = (pickle.UnpicklingError, EOFError, OSError, LookupError, TypeError, ValueError, AttributeError)
+
+
+# nanoGPT's meta.pkl contains a dictionary with vocab_size, itos and stoi
+# (https://github.com/karpathy/nanoGPT/blob/master/data/shakespeare_char/prepare.py). These are plain Python objects. A
+# pickle that refers to any class or function is refused, because unpickling it could execute code.
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError("it refers to %s.%s" % (module, name))
+
+
+def read_meta(path: Path) -> tokens.Characters:
+    """Read the vocabulary of a ``meta.pkl``.
+
+    Raises:
+        RefusedError: the file is something else, or contains more than data.
+    """
+    try:
+        with path.open("rb") as file:
+            meta = _PlainUnpickler(file).load()
+        letters = meta["itos"]
+        characters = [letters[number] for number in range(len(letters))]
+    except _UNPICKLING_ERRORS as error:
+        what = "%s is not a vocabulary of nanoGPT: %s" % (path, error)
+        raise RefusedError(what, "python -m trainer.lm.prepare TEXT --out DIR") from error
+    if not all(isinstance(character, str) for character in characters):
+        raise RefusedError("%s is not a vocabulary of nanoGPT" % path)
+    return tokens.Characters(characters)

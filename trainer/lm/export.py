@@ -1,0 +1,58 @@
+"""Exports a checkpoint as a model of transformers: ``python -m trainer.lm.export out/best FOLDER``."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from typing import List, Optional
+
+from trainer.lm import checkpoint, tokens, weights
+from trainer.lm.config import Parser
+from trainer.lm.errors import RefusedError, exit_with
+
+
+def export(found: checkpoint.Checkpoint, folder: Path, dtype: str) -> None:
+    """Write ``model.safetensors``, ``config.json`` and the vocabulary. The folder appears when it is complete.
+
+    Raises:
+        RefusedError: the folder exists or is not writable, or the checkpoint has another vocabulary.
+    """
+    if folder.exists():
+        raise RefusedError("%s already exists" % folder, "use another folder, or rm -r %s" % folder)
+    vocabulary = tokens.load(found.folder)
+    tokens.check(vocabulary, found.state.vocabulary, found.folder)
+    temporary = folder.with_name(".%s-part" % folder.name)
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        with found.reader() as reader:
+            weights.export(found.state.shape, reader.whole, temporary, vocabulary, found.kept(), dtype)
+        if vocabulary and not (temporary / vocabulary.file).exists():
+            vocabulary.save(temporary)
+        temporary.rename(folder)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise RefusedError("%s: %s" % (folder, error.strerror), "a writable folder with free space") from error
+
+
+def make_parser() -> Parser:
+    """Return the option parser."""
+    parser = Parser("trainer.lm.export", __doc__)
+    parser.add_argument("checkpoint", type=Path, help="out/iter_N, or out/best, out/final, out/latest")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dtype", choices=checkpoint.WRITTEN, default="float32", help="of the weights")
+    return parser
+
+
+def main(argv: Optional[List[str]] = None) -> None:
+    """Run the program."""
+    options = argparse.Namespace(**make_parser().read(argv))
+    found = checkpoint.find(options.checkpoint)
+    export(found, options.folder, options.dtype)
+    sys.stdout.write("%s: step %d of %s\n" % (options.folder, found.state.step, found.folder))
+
+
+if __name__ == "__main__":
+    exit_with(main)

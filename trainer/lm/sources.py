@@ -1,0 +1,149 @@
+"""The data of a training: shards of tokens for pretraining, or conversations for fine-tuning.
+
+Which of them ``--data`` names is visible: a folder with ``*.bin`` has shards, anything else has conversations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence
+
+from trainer.lm import data, finetune
+from trainer.lm.batch import Layout, Source
+from trainer.lm.checkpoint import MODEL
+from trainer.lm.config import Config
+from trainer.lm.data import DataSet, Samples
+from trainer.lm.errors import RefusedError
+from trainer.lm.families import CONFIG
+from trainer.lm.finetune import FineTuningData, Packed
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation computes: ``batches`` batches of a source on all ranks. ``weight``: in the mean of all."""
+
+    source: Source
+    batches: int
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Data:
+    """Opened data.
+
+    Attributes:
+        train: the samples of the training.
+        evaluated: by name; ``train`` are training samples, the others were held back.
+        identity: of the data sets, independent of their folders, to compare them when a training is resumed.
+        shards: the first data set of a pretraining, whose vocabulary the model must have.
+        chats: the conversations of a fine-tuning.
+        notes: lines for the log.
+    """
+
+    train: Source
+    evaluated: Mapping[str, Evaluated]
+    identity: List[Dict[str, Any]]
+    shards: Optional[DataSet] = None
+    chats: Optional[FineTuningData] = None
+    notes: Sequence[str] = ()
+    padding: float = 0.0  # share of the tokens of a pass
+
+
+def are_chats(named: Sequence[str]) -> bool:
+    """Whether ``--data`` names conversations.
+
+    Raises:
+        RefusedError: it names both kinds, or a folder that does not exist.
+    """
+    kinds = {each: not any(_path(each).glob("*.bin")) for each in named if _path(each).exists()}
+    missing = [each for each in named if each not in kinds]
+    if missing:
+        fix = "python -m trainer.lm.prepare TEXT --out DIR; or a file of conversations"
+        raise RefusedError("--data %s: no such folder" % missing[0], fix)
+    if len(set(kinds.values())) > 1:
+        chats = next(each for each, is_chat in kinds.items() if is_chat)
+        raise RefusedError(
+            "--data names shards of tokens and conversations (%s)" % chats, "train on one kind at a time"
+        )
+    return all(kinds.values())
+
+
+def _path(named: str) -> Path:
+    return data.weighed(named)[0]
+
+
+def model_folder(config: Config, init: Optional[Path], checkpoint: Optional[Path]) -> Path:
+    """Return the folder with the tokenizer and the template of the model that is trained.
+
+    Raises:
+        RefusedError: there is none, so conversations cannot be read.
+    """
+    for folder in (init, checkpoint and checkpoint / MODEL, Path(config.model)):
+        if folder and (folder / CONFIG).is_file():
+            return folder
+    what = "conversations need a model with tokenizer.json, but the weights start from %s" % config.init
+    raise RefusedError(what, "--init FOLDER, the folder of a model; or --model FOLDER for new weights")
+
+
+def open_shards(config: Config) -> Data:
+    """Open the data of a pretraining.
+
+    Raises:
+        RefusedError: see ``data.open_sets`` and ``data.check_tokens``.
+    """
+    block, batches = config.block_size, config.eval_iters
+    sets = data.open_sets(config.data, "train", block)
+    data.check_tokens(sets)
+    evaluated = {"train": Evaluated(Samples(sets, block, config.seed + 1), batches)}
+    held_back = data.with_split(config.data, "val")
+    if held_back:
+        opened = data.open_sets(held_back, "val", block)
+        several = len(opened) > 1
+        for each in opened:
+            name = "val of %s" % each.folder.name if several else "val"
+            evaluated[name] = Evaluated(Samples([each], block, config.seed + 1), batches, each.weight)
+    notes = []
+    without = [each for each in config.data if each not in held_back]
+    if without and config.eval_interval:
+        rest = "evaluations use %s" % (", ".join(held_back) if held_back else "training data")
+        notes.append("warning: %s: no val-*.bin, so it is not evaluated; %s" % (", ".join(without), rest))
+    return Data(Samples(sets, block, config.seed), evaluated, data.identity(sets), shards=sets[0], notes=notes)
+
+
+def open_chats(config: Config, model: Path) -> Data:
+    """Open the data of a fine-tuning. One rank of each node fills the cache of tokens, the others wait for it.
+
+    Raises:
+        RefusedError: see ``finetune.open_data``.
+    """
+    reading = finetune.Reading(
+        model=model,
+        block=config.block_size,
+        cache=finetune.cache_folder(Path(config.out)),
+        template=config.template,
+        share=config.val,
+        skips=config.skip_wrong,
+        workers=config.workers,
+    )
+    found = finetune.open_data(config.data, config.eval_data, reading)
+    train = found.packed(config.seed)
+    evaluated = {}
+    for name, source in found.evaluations().items():
+        every = -(-source.plan.rows(1) // config.batch_size)
+        evaluated[name] = Evaluated(source, min(every, config.eval_iters))
+    notes = [*found.notes, finetune.report(train)]
+    return Data(train, evaluated, found.identity(), chats=found, notes=notes, padding=train.plan.padding())
+
+
+def mean(evaluated: Mapping[str, Evaluated], losses: Mapping[str, float]) -> float:
+    """Return the weighted mean of the losses of data that was held back, or of all if none was."""
+    names = [name for name in losses if name != "train"] or list(losses)
+    weights = {name: evaluated[name].weight for name in names}
+    return sum(losses[name] * weights[name] for name in names) / sum(weights.values())
+
+
+def steps(opened: Data, epochs: int, layout: Layout) -> int:
+    """Return the steps of some passes over the conversations."""
+    assert isinstance(opened.train, Packed)
+    return max(1, opened.train.steps(epochs, layout.rows))
