@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from trainer.lm import checkpoint, data, ranks, start
+from trainer.lm import checkpoint, data, lora, ranks, start
 from trainer.lm.checkpoint import Checkpoint, Folder, State
 from trainer.lm.config import Config, accumulation, read
 from trainer.lm.data import Feed, Samples
@@ -93,6 +93,9 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
         + "(%d x %d ranks x %d micro-steps)" % (config.batch_size, world, micro_steps)
     )
 
+    for line in lora.described(model, config):
+        log.say(line)
+
     # A step's figures are read one step later, so that the GPU can start the next step in the meantime.
     def report_step(lap: Any, gathered: torch.Tensor, number: int, rate: float) -> int:
         lap.wait()  # the figures have arrived as well
@@ -110,7 +113,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     with fastest_attention(device), Feed(train, group, step, micro_steps, config.batch_size) as feed:
         while step < config.max_iters and not why:
             rate = learning_rate(config, step)
-            if config.dropout:  # a resumed training drops the same activations
+            if config.dropout or config.lora_dropout:  # a resumed training drops the same activations
                 torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + group.rank) % 2**64)
             watch.begin()
             loss = torch.zeros((), device=device)
@@ -226,6 +229,7 @@ class Keeper:
             config=dataclasses.asdict(self._config),
             loss=loss,
             data=start.data,
+            base=start.base.record if start.base else None,
         )
         self.failure = self._folder.save(state, engine.pieces(), engine.tensors(), start.vocabulary, names, start.kept)
         if self.failure:

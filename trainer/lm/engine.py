@@ -379,9 +379,9 @@ class Bucket:
 
 
 def make_buckets(model: nn.Module, rank: int, world: int, dtype: torch.dtype) -> List[Bucket]:
-    """Put a model's fp32 parameters into buckets."""
+    """Put a model's trained fp32 parameters into buckets."""
     buckets: List[Bucket] = []
-    named = list(model.named_parameters())[::-1]
+    named = [each for each in model.named_parameters() if each[1].requires_grad][::-1]
     for decays in (True, False):
         chosen = [(name, parameter) for name, parameter in named if (parameter.dim() >= 2) == decays]
         buckets += [Bucket(slots, decays, rank, world, dtype) for slots in _slots(chosen)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from trainer.lm import checkpoint, config, engine, families, tokens, weights
+from trainer.lm import checkpoint, config, engine, families, lora, tokens, weights
 from trainer.lm.checkpoint import Checkpoint
 from trainer.lm.config import OWN, SIZES, Config, UserOptions, option
 from trainer.lm.data import DataSet, identity
@@ -44,7 +44,7 @@ class Source:
 class Start:
     """A source that matches the data. ``vocabulary``, ``digest`` and ``data`` are those of the data.
 
-    ``kept``: small files of the model, which checkpoints keep for the export.
+    ``kept``: small files of the model, which checkpoints keep for the export. ``base``: the model to train adapters of.
     """
 
     shape: Shape
@@ -55,6 +55,7 @@ class Start:
     digest: Optional[str] = None
     data: Optional[List[Dict[str, Any]]] = None
     kept: Mapping[str, bytes] = field(default_factory=dict)
+    base: Optional[lora.Base] = None
 
 
 def find(options: UserOptions) -> Source:
@@ -100,7 +101,8 @@ def complete(options: UserOptions, source: Source) -> Config:
     if source.resumed:
         config_before = source.resumed.state.config
         stored = {name: value for name, value in config_before.items() if name not in OWN}
-        _check_init(options, config_before.get("init", Config.init), source.name)
+        if not source.resumed.state.base:  # a base is recognised by its digest, in any folder
+            _check_init(options, config_before.get("init", Config.init), source.name)
         before = families.PUBLISHED.get(str(config_before.get("model")))
         if before and any(getattr(before, name) != getattr(shape, name) for name in SIZES):
             stored["model"] = "custom"  # an earlier version ignored --model with --init
@@ -113,6 +115,7 @@ def complete(options: UserOptions, source: Source) -> Config:
         raise RefusedError(what, "--block-size %d" % shape.block_size)
     if source.resumed:
         _check_steps(merged, source, source.resumed.state.step)
+        _check_same(merged, source.resumed.state.config, source.name)
     return merged
 
 
@@ -200,7 +203,23 @@ def choose(config: Config, source: Source, sets: Sequence[DataSet]) -> Start:
     elif source.folder and shape.is_gpt2:  # its positions are weights
         shape = replace(shape, block_size=config.block_size)
     kept = found.kept() if found else weights.read_kept(source.folder) if source.folder else {}
-    return Start(shape, source.resumed, source.taken, source.folder, first.vocabulary, first.digest, identities, kept)
+    base = _choose_base(config, source)
+    taken, folder = (None, None) if base else (source.taken, source.folder)
+    return Start(shape, source.resumed, taken, folder, first.vocabulary, first.digest, identities, kept, base)
+
+
+def _choose_base(config: Config, source: Source) -> Optional[lora.Base]:
+    """Return the model to train adapters of, or None to train all weights.
+
+    Raises:
+        RefusedError: it does not exist, or is not the one that a resumed training started from.
+    """
+    if source.resumed and source.resumed.state.base:
+        named = Path(config.init)
+        return lora.base_of(source.resumed, named if named.exists() else None)
+    if source.taken and source.taken.state.base:
+        lora.find_base(source.taken.folder)  # refuses it
+    return lora.find_base(Path(config.init)) if config.lora_rank else None
 
 
 def _check_newest(found: Checkpoint, out: Path) -> None:
@@ -232,6 +251,22 @@ def _check_init(options: UserOptions, before: str, name: str) -> None:
     if init != before and Path(init).resolve() != Path(before).resolve():
         what = "%s %s: %s started from %s" % (options.where("init"), init, name, before)
         raise RefusedError(what, "remove --init; or remove --resume and use another --out")
+
+
+_FIXED = ("lora_rank", "lora_alpha", "lora_targets", "lora_rslora", "quantize")
+
+
+def _check_same(config: Config, before: Mapping[str, Any], name: str) -> None:
+    """Refuse options that would change what the tensors of a checkpoint mean."""
+    for each in _FIXED:
+        was, now = before.get(each, getattr(Config, each)), getattr(config, each)
+        if was != now:
+            what = "%s %s: %s has %s" % (option(each), now, name, was)
+            raise RefusedError(what, "remove %s; or use --init with another --out" % option(each))
+    was = before.get("optimizer", Config.optimizer)
+    if was != config.optimizer and "muon" in (was, config.optimizer):
+        what = "--optimizer %s: %s has the averages of %s" % (config.optimizer, name, was)
+        raise RefusedError(what, "--optimizer %s; or --init %s with another --out" % (was, name))
 
 
 def _check_steps(config: Config, source: Source, step: int) -> None:
@@ -285,6 +320,9 @@ def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> 
     Raises:
         RefusedError: the weights or DeepSpeed are missing.
     """
+    if start.base:
+        dtype = engine.dtype_for(config, ranks.device)
+        return lora.make_model(start.shape, start.base, config, ranks.device, dtype)
     making, whole = engine.creation_contexts(config, ranks, micro_steps)
     with making:
         model = Decoder(start.shape, config.dropout, config.checkpointing)
