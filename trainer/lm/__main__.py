@@ -25,6 +25,7 @@ from trainer.lm.engine import Engine, make_engine
 from trainer.lm.errors import FailedError, exit_with
 from trainer.lm.log import Figures, Log, Watch
 from trainer.lm.model import evaluating, fastest_attention
+from trainer.lm.profile import profiled
 from trainer.lm.ranks import Ranks
 from trainer.lm.start import Start
 
@@ -62,6 +63,8 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     keeper = Keeper(config, group, folder, log)
     log.phase("loading")
     model = start.make_model(origin, config, group, micro_steps)
+    for line in (*start.convert(model, config, group), *lora.described(model, config)):
+        log.say(line)
 
     # Engine
     watch = Watch(device)
@@ -93,9 +96,6 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
         + "(%d x %d ranks x %d micro-steps)" % (config.batch_size, world, micro_steps)
     )
 
-    for line in lora.described(model, config):
-        log.say(line)
-
     # A step's figures are read one step later, so that the GPU can start the next step in the meantime.
     def report_step(lap: Any, gathered: torch.Tensor, number: int, rate: float) -> int:
         lap.wait()  # the figures have arrived as well
@@ -110,7 +110,9 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     waiting: Optional[Any] = None
     stopped, why = 0, ""
     log.phase("training")
-    with fastest_attention(device), Feed(train, group, step, micro_steps, config.batch_size) as feed:
+    profiling = profiled(config, group, log.say)
+    samples_of = Feed(train, group, step, micro_steps, config.batch_size)
+    with fastest_attention(device), profiling as profile_step, samples_of as feed:
         while step < config.max_iters and not why:
             rate = learning_rate(config, step)
             if config.dropout or config.lora_dropout:  # a resumed training drops the same activations
@@ -123,6 +125,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
             stop = torch.full((), float(signals[0] if signals else 0), device=device)
             gathered = group.gather(torch.stack([loss, norm.to(loss), stop]).float()).to("cpu", non_blocking=True)
             lap = watch.end()
+            profile_step()
             step += 1
 
             is_last = step == config.max_iters
@@ -244,14 +247,22 @@ class Keeper:
 
 
 def learning_rate(config: Config, step: int) -> float:
-    """Return the learning rate of the step after ``step`` steps: a linear warmup, then the ``schedule``."""
+    """Return the learning rate of the step after ``step`` steps: a linear warmup, then the ``schedule``.
+
+    ``cosine`` and ``linear`` fall from the end of the warmup to ``decay_iters``. ``wsd`` (warmup, stable, decay; arXiv
+    2404.06395) stays at the highest rate, and falls linearly over the last ``decay_share`` of these steps. A training
+    can then be resumed from its stable part with more steps.
+    """
     if step < config.warmup_iters:
         return config.learning_rate * (step + 1) / config.warmup_iters
     if config.schedule == "constant":
         return config.learning_rate
     end = config.decay_iters or config.max_iters
-    done = min(1.0, (step - config.warmup_iters) / max(1, end - config.warmup_iters))
-    left = 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    begin = config.warmup_iters
+    if config.schedule == "wsd":
+        begin = max(begin, end - round(config.decay_share * end))
+    done = min(1.0, max(0, step - begin) / max(1, end - begin))
+    left = 1 - done if config.schedule in ("linear", "wsd") else (1 + math.cos(math.pi * done)) / 2
     lowest = config.learning_rate / 10 if config.min_lr < 0 else config.min_lr
     return lowest + (config.learning_rate - lowest) * left
 

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from trainer.lm import checkpoint, config, engine, families, lora, tokens, weights
+import torch
+
+from trainer.lm import checkpoint, config, engine, families, fp8, lora, tokens, weights
 from trainer.lm.checkpoint import Checkpoint
 from trainer.lm.config import OWN, SIZES, Config, UserOptions, option
 from trainer.lm.data import DataSet, identity
@@ -331,3 +333,23 @@ def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> 
     elif not (start.resumed or start.taken):
         fill(model, first_weights(start.shape, config.seed, ranks.device), whole)
     return model
+
+
+def convert(model: Decoder, config: Config, ranks: Ranks) -> List[str]:
+    """Convert the matrices to fp8 that are faster in it, if that is configured. Return lines about them.
+
+    Raises:
+        RefusedError: fp8 is not possible here.
+    """
+    if config.fp8 == "off":
+        return []
+    fp8.check(ranks.device)
+    if engine.dtype_for(config, ranks.device) != torch.bfloat16:
+        raise RefusedError("--fp8 %s needs --dtype bfloat16" % config.fp8, "--dtype bfloat16, or --fp8 off")
+
+    def agree(times: Sequence[float]) -> List[float]:  # all ranks must choose alike
+        rows = ranks.gather(torch.tensor(times, dtype=torch.float64, device=ranks.device))
+        return [float(time) for time in rows.max(dim=0).values.tolist()]
+
+    choices = fp8.convert(model, config.fp8, config.batch_size * config.block_size, ranks.device, agree)
+    return fp8.described(choices)
