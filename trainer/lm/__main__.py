@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from trainer.lm import checkpoint, data, lora, ranks, start
+from trainer.lm import checkpoint, data, ranks, start
 from trainer.lm.checkpoint import Checkpoint, Folder, State
 from trainer.lm.config import Config, accumulation, read
 from trainer.lm.data import Feed, Samples
@@ -25,7 +25,7 @@ from trainer.lm.engine import Engine, make_engine
 from trainer.lm.errors import FailedError, exit_with
 from trainer.lm.log import Figures, Log, Watch
 from trainer.lm.model import evaluating, fastest_attention
-from trainer.lm.profile import profiled
+from trainer.lm.profile import Profile
 from trainer.lm.ranks import Ranks
 from trainer.lm.start import Start
 
@@ -62,8 +62,9 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     log = Log(config, group.is_first)
     keeper = Keeper(config, group, folder, log)
     log.phase("loading")
+    origin = start.with_base(origin, config, source)
     model = start.make_model(origin, config, group, micro_steps)
-    for line in (*start.convert(model, config, group), *lora.described(model, config)):
+    for line in start.convert(model, config, group):
         log.say(line)
 
     # Engine
@@ -109,10 +110,9 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     # Loop
     waiting: Optional[Any] = None
     stopped, why = 0, ""
+    profile = Profile(config, group, log.say)
     log.phase("training")
-    profiling = profiled(config, group, log.say)
-    samples_of = Feed(train, group, step, micro_steps, config.batch_size)
-    with fastest_attention(device), profiling as profile_step, samples_of as feed:
+    with fastest_attention(device), Feed(train, group, step, micro_steps, config.batch_size) as feed:
         while step < config.max_iters and not why:
             rate = learning_rate(config, step)
             if config.dropout or config.lora_dropout:  # a resumed training drops the same activations
@@ -125,7 +125,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
             stop = torch.full((), float(signals[0] if signals else 0), device=device)
             gathered = group.gather(torch.stack([loss, norm.to(loss), stop]).float()).to("cpu", non_blocking=True)
             lap = watch.end()
-            profile_step()
+            profile.step()
             step += 1
 
             is_last = step == config.max_iters
@@ -154,6 +154,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
                 log.phase("training")
 
     # End
+    profile.end()
     log.phase("finishing")
     keeper.save(step, engine, origin, is_final=not stopped)
     if keeper.failure:

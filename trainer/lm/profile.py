@@ -6,9 +6,8 @@ Perfetto (https://ui.perfetto.dev). Only rank 0 is traced.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, List
 
 import torch
 from torch.profiler import DeviceType, ProfilerActivity, profile, schedule
@@ -21,40 +20,48 @@ _SHOWN = 10  # kernels
 _LONGEST = 80  # characters of a kernel's name
 
 
-@contextmanager
-def profiled(config: Config, ranks: Ranks, say: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Within it, steps are traced. Call what it returns after each step; ``say`` receives the slowest kernels."""
-    steps = steps_to_profile(config.profile_steps) if config.profile and ranks.is_first else None
-    if steps is None:
-        yield lambda: None
-        return
-    first, last = steps
-    path = Path(config.out) / TRACE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    done = 0
+class Profile:
+    """The trace of a training: call ``step`` after each step, then ``end``."""
 
-    def write(trace: Any) -> None:  # also called at an end before the first of these steps
-        if done < first:
+    def __init__(self, config: Config, ranks: Ranks, say: Callable[[str], None]) -> None:
+        """Start it if it is configured. ``say`` receives the slowest kernels."""
+        self._first, last = steps_to_profile(config.profile_steps) or (1, 1)
+        self._path = Path(config.out) / TRACE
+        self._device = ranks.device
+        self._say = say
+        self._done = 0
+        self._running: Any = None
+        if not config.profile or not ranks.is_first:
             return
-        trace.export_chrome_trace(str(path))
-        for line in slowest(trace, ranks.device):
-            say(line)
-        say("profile: steps %d to %d of this command in %s" % (first, done, path))
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        warmup = int(self._first > 1)
+        plan = schedule(wait=self._first - 1 - warmup, warmup=warmup, active=last - self._first + 1, repeat=1)
+        activities = [ProfilerActivity.CPU]
+        if ranks.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._running = profile(activities=activities, schedule=plan, on_trace_ready=self._write)
+        self._running.start()
 
-    def step() -> None:
-        nonlocal done
-        done += 1
-        running.step()
+    def step(self) -> None:
+        """Mark the end of a step."""
+        if self._running:
+            self._done += 1
+            self._running.step()
 
-    warmup = int(first > 1)
-    plan = schedule(wait=first - 1 - warmup, warmup=warmup, active=last - first + 1, repeat=1)
-    activities = [ProfilerActivity.CPU]
-    if ranks.device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-    with profile(activities=activities, schedule=plan, on_trace_ready=write) as running:
-        yield step
-    if done < first:
-        say("profile: no trace, because the training ended before step %d of this command" % first)
+    def end(self) -> None:
+        """Write a trace that is not complete, or report that there is none."""
+        if self._running:
+            self._running.stop()
+            if self._done < self._first:
+                self._say("profile: no trace, because the training ended before step %d of this command" % self._first)
+
+    def _write(self, trace: Any) -> None:
+        if self._done < self._first:  # torch calls it at the end of every training
+            return
+        trace.export_chrome_trace(str(self._path))
+        for line in slowest(trace, self._device):
+            self._say(line)
+        self._say("profile: steps %d to %d of this command in %s" % (self._first, self._done, self._path))
 
 
 def slowest(trace: Any, device: torch.device) -> List[str]:

@@ -205,23 +205,7 @@ def choose(config: Config, source: Source, sets: Sequence[DataSet]) -> Start:
     elif source.folder and shape.is_gpt2:  # its positions are weights
         shape = replace(shape, block_size=config.block_size)
     kept = found.kept() if found else weights.read_kept(source.folder) if source.folder else {}
-    base = _choose_base(config, source)
-    taken, folder = (None, None) if base else (source.taken, source.folder)
-    return Start(shape, source.resumed, taken, folder, first.vocabulary, first.digest, identities, kept, base)
-
-
-def _choose_base(config: Config, source: Source) -> Optional[lora.Base]:
-    """Return the model to train adapters of, or None to train all weights.
-
-    Raises:
-        RefusedError: it does not exist, or is not the one that a resumed training started from.
-    """
-    if source.resumed and source.resumed.state.base:
-        named = Path(config.init)
-        return lora.base_of(source.resumed, named if named.exists() else None)
-    if source.taken and source.taken.state.base:
-        lora.find_base(source.taken.folder)  # refuses it
-    return lora.find_base(Path(config.init)) if config.lora_rank else None
+    return Start(shape, source.resumed, source.taken, source.folder, first.vocabulary, first.digest, identities, kept)
 
 
 def _check_newest(found: Checkpoint, out: Path) -> None:
@@ -314,6 +298,24 @@ def _check_data(
     raise RefusedError(what, "use --init %s with another --out for a new training; or --allow-changes" % name)
 
 
+def with_base(start: Start, config: Config, source: Source) -> Start:
+    """Return the start with the model to train adapters of, if adapters are configured.
+
+    Raises:
+        RefusedError: it does not exist, or is not the one that a resumed training started from.
+    """
+    if source.taken and source.taken.state.base:
+        lora.find_base(source.taken.folder)  # refuses it
+    if not config.lora_rank:
+        return start
+    named = Path(config.init)
+    if source.resumed:
+        base = lora.base_of(source.resumed, named if named.exists() else None)
+    else:
+        base = lora.find_base(named)
+    return replace(start, base=base, taken=None, folder=None)
+
+
 def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> Decoder:
     """Create the model with its initial weights: fp32 on the device, or as the engine needs it.
 
@@ -336,13 +338,13 @@ def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> 
 
 
 def convert(model: Decoder, config: Config, ranks: Ranks) -> List[str]:
-    """Convert the matrices to fp8 that are faster in it, if that is configured. Return lines about them.
+    """Convert the matrices to fp8 that are faster in it, if that is configured. Return lines about fp8 and LoRA.
 
     Raises:
         RefusedError: fp8 is not possible here.
     """
     if config.fp8 == "off":
-        return []
+        return lora.described(model, config)
     fp8.check(ranks.device)
     if engine.dtype_for(config, ranks.device) != torch.bfloat16:
         raise RefusedError("--fp8 %s needs --dtype bfloat16" % config.fp8, "--dtype bfloat16, or --fp8 off")
