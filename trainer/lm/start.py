@@ -309,10 +309,8 @@ def with_base(start: Start, config: Config, source: Source) -> Start:
     if not config.lora_rank:
         return start
     named = Path(config.init)
-    if source.resumed:
-        base = lora.base_of(source.resumed, named if named.exists() else None)
-    else:
-        base = lora.find_base(named)
+    resumed, there = source.resumed, named if named.exists() else None
+    base = lora.base_of(resumed, there) if resumed else lora.find_base(named)
     return replace(start, base=base, taken=None, folder=None)
 
 
