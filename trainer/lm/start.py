@@ -112,12 +112,13 @@ def complete(options: UserOptions, source: Source) -> Config:
             stored["model"] = "custom"  # the folder of config.json need not exist any more
     stored.update({name: getattr(shape, name) for name in SIZES})
     merged = config.complete(options, stored, source.name)
+    if source.resumed:
+        _check_same(merged, source.resumed.state.config, source.name)
     if merged.block_size > shape.block_size:
         what = "--block-size %d: %s has %d positions" % (merged.block_size, source.name, shape.block_size)
         raise RefusedError(what, "--block-size %d" % shape.block_size)
     if source.resumed:
         _check_steps(merged, source, source.resumed.state.step)
-        _check_same(merged, source.resumed.state.config, source.name)
     return merged
 
 
