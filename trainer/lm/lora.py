@@ -366,4 +366,7 @@ def export_adapter(found: Checkpoint, reader: Reader, folder: Path, dtype: str) 
         "fan_in_fan_out": shape.is_gpt2,
         "inference_mode": True,
     }
+    for name, held in found.kept().items():  # the tokens and their template, as peft's folders have them
+        if name != families.CONFIG:
+            (folder / name).write_bytes(held)
     (folder / ADAPTER_CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
