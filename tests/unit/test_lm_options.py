@@ -96,6 +96,20 @@ def test_help_shows_every_range_and_every_relation(capsys):
         (["--coalesce"], "--coalesce True: only zero2 and zero3"),
         (["--engine", "zero1", "--reduce-dtype", "bfloat16"], "--reduce-dtype bfloat16 needs the engine plain, not"),
         (["--deepspeed-config", "x"], "--deepspeed-config x needs DeepSpeed, not --engine plain (default)"),
+        (
+            ["--lora-rank", "8", "--init", "x", "--engine", "zero2"],
+            "--lora-rank 8 needs the engine plain, not --engine",
+        ),
+        (["--lora-rank", "8"], "--lora-rank 8: adapters need a trained model, not --init scratch (default)"),
+        (["--quantize", "nf4"], "--quantize nf4: only frozen weights can have 4 bits, but --lora-rank 0 (default)"),
+        (["--fp8", "auto", "--engine", "zero1"], "--fp8 auto needs the engine plain and all weights trained, not"),
+        (["--fp8", "auto", "--compile", "off"], "--fp8 auto needs a compiled model in bfloat16, not --compile off"),
+        (["--optimizer", "muon", "--engine", "zero1"], "--optimizer muon needs the engine plain, not --engine zero1"),
+        (
+            ["--optimizer", "muon", "--lora-rank", "8", "--init", "x"],
+            "--optimizer muon is for whole matrices, not for adapters of --lora-rank 8",
+        ),
+        (["--profile-steps", "5:2"], "--profile-steps 5:2: not FIRST:LAST, from 1, at most 100 steps"),
         (["--model", "gpt2", "--n-layer", "3"], "--n-layer 3: gpt2 has 12"),
     ],
 )
@@ -103,6 +117,22 @@ def test_options_that_contradict_each_other_are_refused(options, what):
     with pytest.raises(RefusedError) as refused:
         config.from_arguments(["--data", "x", *options])
     assert str(refused.value).startswith(what)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("4:6", (4, 6)),
+        ("1:100", (1, 100)),
+        ("1:101", None),
+        ("0:1", None),
+        ("6:4", None),
+        ("4", None),
+        ("9" * 10 + ":1", None),
+    ],
+)
+def test_the_steps_to_profile_are_bounded(text, steps):
+    assert config.steps_to_profile(text) == steps
 
 
 def test_every_relation_is_tested():

@@ -26,6 +26,7 @@ from trainer.lm.errors import FailedError, exit_with
 from trainer.lm.feed import Feed
 from trainer.lm.log import Figures, Log, Watch
 from trainer.lm.model import evaluating, fastest_attention
+from trainer.lm.profile import Profile
 from trainer.lm.ranks import Ranks
 from trainer.lm.sources import Data, Evaluated
 from trainer.lm.start import Start
@@ -61,7 +62,10 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     log = Log(config, group.is_first)
     keeper = Keeper(config, group, folder, log)
     log.phase("loading")
+    origin = start.with_base(origin, config, source)
     model = start.make_model(origin, config, group, micro_steps)
+    for line in start.convert(model, config, group):
+        log.say(line)
 
     # Engine
     watch = Watch(device)
@@ -104,11 +108,12 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     # Loop
     waiting: Optional[Any] = None
     stopped, why = 0, ""
+    profile = Profile(config, group, log.say)
     log.phase("training")
     with fastest_attention(device), Feed(opened.train, layout, device, step) as feed:
         while step < config.max_iters and not why:
             rate = learning_rate(config, step)
-            if config.dropout:  # a resumed training drops the same activations
+            if config.dropout or config.lora_dropout:  # a resumed training drops the same activations
                 torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + group.rank) % 2**64)
             watch.begin()
             loss = torch.zeros((), device=device)
@@ -118,6 +123,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
             stop = torch.full((), float(signals[0] if signals else 0), device=device)
             gathered = group.gather(torch.stack([loss, norm.to(loss), stop]).float()).to("cpu", non_blocking=True)
             lap = watch.end()
+            profile.step()
             step += 1
 
             is_last = step == config.max_iters
@@ -149,6 +155,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
                 log.phase("training")
 
     # End
+    profile.end()
     log.phase("finishing")
     keeper.save(step, engine, origin, is_final=not stopped)
     if keeper.failure:
@@ -227,6 +234,7 @@ class Keeper:
             config=dataclasses.asdict(self._config),
             loss=loss,
             data=start.data,
+            base=start.base.record if start.base else None,
         )
         self.failure = self._folder.save(state, engine.pieces(), engine.tensors(), start.vocabulary, names, start.kept)
         if self.failure:
@@ -241,14 +249,22 @@ class Keeper:
 
 
 def learning_rate(config: Config, step: int) -> float:
-    """Return the learning rate of the step after ``step`` steps: a linear warmup, then the ``schedule``."""
+    """Return the learning rate of the step after ``step`` steps: a linear warmup, then the ``schedule``.
+
+    ``cosine`` and ``linear`` fall from the end of the warmup to ``decay_iters``. ``wsd`` (warmup, stable, decay; arXiv
+    2404.06395) stays at the highest rate, and falls linearly over the last ``decay_share`` of these steps. A training
+    can then be resumed from its stable part with more steps.
+    """
     if step < config.warmup_iters:
         return config.learning_rate * (step + 1) / config.warmup_iters
     if config.schedule == "constant":
         return config.learning_rate
     end = config.decay_iters or config.max_iters
-    done = min(1.0, (step - config.warmup_iters) / max(1, end - config.warmup_iters))
-    left = 1 - done if config.schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
+    begin = config.warmup_iters
+    if config.schedule == "wsd":
+        begin = max(begin, end - round(config.decay_share * end))
+    done = min(1.0, max(0, step - begin) / max(1, end - begin))
+    left = 1 - done if config.schedule in ("linear", "wsd") else (1 + math.cos(math.pi * done)) / 2
     lowest = config.learning_rate / 10 if config.min_lr < 0 else config.min_lr
     return lowest + (config.learning_rate - lowest) * left
 

@@ -68,7 +68,8 @@ class State:
     """The state of a training apart from its tensors. ``updates`` is below ``step`` if fp16 gradients overflowed.
 
     ``loss`` is the loss of the evaluation at this step, or None. ``best_loss`` is the lowest so far, whether or not its
-    step was saved. ``data`` identifies the data sets, see ``data.identity``.
+    step was saved. ``data`` identifies the data sets, see ``data.identity``. ``base`` is the model that the tensors are
+    adapters of, see ``lora.Base``; None: they are a whole model.
     """
 
     step: int
@@ -83,6 +84,7 @@ class State:
     config: Dict[str, Any]
     loss: Optional[float] = None
     data: Optional[List[Dict[str, Any]]] = None
+    base: Optional[Dict[str, str]] = None
 
     @property
     def samples(self) -> int:

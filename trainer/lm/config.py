@@ -12,11 +12,12 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-from trainer.bounds import COUNT, EVERY, RATE, Bound
+from trainer.bounds import COUNT, EVERY, RATE, SHARE, Bound
 from trainer.lm import families
 from trainer.lm.errors import RefusedError
 
@@ -26,17 +27,22 @@ CHOICES = {
     "offload": ("none", "optimizer", "all"),
     "dtype": ("auto", "bfloat16", "float16", "float32"),
     "compile": ("auto", "whole", "blocks", "off"),
-    "schedule": ("cosine", "linear", "constant"),
+    "schedule": ("cosine", "linear", "constant", "wsd"),
+    "quantize": ("none", "nf4"),
+    "optimizer": ("adamw", "adamw-bf16", "adamw8bit", "muon"),
+    "fp8": ("off", "auto", "tensorwise", "rowwise"),
     "checkpointing": ("off", "selective", "full"),
     "device": ("auto", "cpu", "cuda"),
 }
+MOST_PROFILED = 100  # steps: their trace takes megabytes each
 TRAVELS = ("float32", "bfloat16")
 SIZES = ("n_layer", "n_head", "n_embd")
 # A resumed training takes these from its own command line: they say where it runs, not what it is.
 PATHS = ("data", "eval_data")  # options with several values
-OWN = ("out", "resume", "device", "allow_changes")
+OWN = ("out", "resume", "device", "allow_changes", "profile", "profile_steps")
 
 _SIZE = Bound(low=1, high=1 << 20)
+_SIZE_OR_0 = Bound(low=0, high=1 << 20)
 _STEPS = Bound(low=0, high=1 << 40)
 _AVERAGE = Bound(low=0, below=1)
 
@@ -75,6 +81,13 @@ class Config:
     block_size: int = _is(1024, "tokens per sample", Bound(low=1, high=1 << 24))
     dropout: float = _is(0.0, "fraction of activations to drop", _AVERAGE)
 
+    lora_rank: int = _is(0, "rank of LoRA adapters for the model of --init (0: train all weights)", _SIZE_OR_0)
+    lora_alpha: float = _is(0.0, "their factor times the rank (0: twice the rank)", Bound(low=0, high=1e6))
+    lora_dropout: float = _is(0.0, "fraction of their inputs to drop", _AVERAGE)
+    lora_targets: str = _is("all", "matrices with an adapter, by Hugging Face's names: q_proj,v_proj; or all")
+    lora_rslora: bool = _is(False, "divide by the square root of the rank (rsLoRA), not by the rank")
+    quantize: str = _is("none", "nf4: the frozen matrices of LoRA in 4 bits (QLoRA); needs bitsandbytes")
+
     batch_size: int = _is(8, "samples per micro-step on each rank", _SIZE)
     accumulation: int = _is(1, "micro-steps per step", _SIZE)
     global_batch: int = _is(
@@ -86,13 +99,19 @@ class Config:
     epochs: int = _is(0, "conversations: passes over the data; sets max_iters (0: max_iters counts)", _STEPS)
     learning_rate: float = _is(3e-4, "highest learning rate", RATE)
     min_lr: float = _is(-1.0, "final learning rate (-1: a tenth of learning_rate)", Bound(low=0, high=1e3, also=(-1,)))
-    schedule: str = _is("cosine", "how the learning rate decays")
+    schedule: str = _is("cosine", "how the learning rate decays; wsd: not until the last steps, see decay_share")
     warmup_iters: int = _is(0, "steps over which the learning rate rises", _STEPS)
     decay_iters: int = _is(0, "step at which min_lr is reached (0: max_iters)", _STEPS)
+    decay_share: float = _is(0.2, "wsd: share of these steps, the last ones, over which the rate falls", SHARE)
     weight_decay: float = _is(0.1, "of AdamW, on matrices only", Bound(low=0, high=1e3))
     beta1: float = _is(0.9, "of AdamW", _AVERAGE)
     beta2: float = _is(0.95, "of AdamW", _AVERAGE)
     epsilon: float = _is(1e-8, "of AdamW", Bound(above=0, high=1))
+    optimizer: str = _is(
+        "adamw",
+        "plain: adamw-bf16 and adamw8bit keep AdamW's averages in 16 and 8 bits; "
+        "muon for the layers' matrices, AdamW for the rest",
+    )
     grad_clip: float = _is(1.0, "largest gradient norm (0: no limit)", Bound(low=0, high=1e9))
 
     eval_interval: int = _is(100, "steps between evaluations (0: none)", EVERY)
@@ -116,6 +135,7 @@ class Config:
         "recompute activations in the backward pass; selective: all but products, a few percent slower; "
         "full: the least memory, a third slower",
     )
+    fp8: str = _is("off", "plain: fp8 where it is faster, with one recipe of torchao or the best (auto); Ada or Hopper")
     reduce_dtype: str = field(
         default="float32",
         metadata={"help": "plain: data type of sent gradients; bfloat16 halves the bytes", "choices": TRAVELS},
@@ -124,7 +144,16 @@ class Config:
 
     seed: int = _is(1337, "for weights, samples and dropout", Bound(low=0, high=(1 << 63) - 1))
     log_interval: int = _is(1, "steps between log lines", COUNT)
+    profile: bool = _is(False, "write a trace of some steps to OUT/profile, and the slowest operations to the log")
+    profile_steps: str = _is("4:6", "which steps, counted from the start of this command, as FIRST:LAST")
     trackers: str = _is("auto", "tensorboard,wandb, none, or auto: all that are installed; wandb is always offline")
+
+
+def steps_to_profile(text: str) -> Optional[Tuple[int, int]]:
+    """Return the first and the last step of ``FIRST:LAST``, or None if it is not valid."""
+    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
+    first, last = (int(found[1]), int(found[2])) if found else (0, 0)
+    return (first, last) if 1 <= first <= last < first + MOST_PROFILED else None
 
 
 @dataclass(frozen=True)
@@ -195,6 +224,54 @@ RELATIONS = (
         "--engine plain, or --reduce-dtype float32",
     ),
     Relation(
+        "lora_rank needs the engine plain",
+        lambda c: not c.lora_rank or c.engine == "plain",
+        "{lora_rank} needs the engine plain, not {engine}",
+        "--engine plain, or --lora-rank 0",
+    ),
+    Relation(
+        "lora_rank needs a model: init",
+        lambda c: not c.lora_rank or c.init != "scratch",
+        "{lora_rank}: adapters need a trained model, not {init}",
+        "--init FOLDER, or --lora-rank 0",
+    ),
+    Relation(
+        "quantize needs a lora_rank",
+        lambda c: c.quantize == "none" or c.lora_rank > 0,
+        "{quantize}: only frozen weights can have 4 bits, but {lora_rank} trains them",
+        "--lora-rank 16, or --quantize none",
+    ),
+    Relation(
+        "fp8 needs the engine plain and lora_rank 0",
+        lambda c: c.fp8 == "off" or (c.engine == "plain" and not c.lora_rank),
+        "{fp8} needs the engine plain and all weights trained, not {engine} {lora_rank}",
+        "--engine plain --lora-rank 0, or --fp8 off",
+    ),
+    Relation(
+        "fp8 needs a compiled model in bfloat16",
+        lambda c: c.fp8 == "off" or (c.compile != "off" and c.dtype in ("auto", "bfloat16")),
+        "{fp8} needs a compiled model in bfloat16, not {compile} {dtype}",
+        "--compile auto --dtype auto, or --fp8 off",
+    ),
+    Relation(
+        "an optimizer other than adamw needs the engine plain",
+        lambda c: c.optimizer == "adamw" or c.engine == "plain",
+        "{optimizer} needs the engine plain, not {engine}",
+        "--engine plain, or --optimizer adamw",
+    ),
+    Relation(
+        "optimizer muon needs lora_rank 0",
+        lambda c: c.optimizer != "muon" or not c.lora_rank,
+        "{optimizer} is for whole matrices, not for adapters of {lora_rank}",
+        "--optimizer adamw, or --lora-rank 0",
+    ),
+    Relation(
+        "profile_steps is FIRST:LAST, from 1, at most 100 steps",
+        lambda c: steps_to_profile(c.profile_steps) is not None,
+        "{profile_steps}: not FIRST:LAST, from 1, at most 100 steps",
+        "--profile-steps 4:6",
+    ),
+    Relation(
         "deepspeed_config needs a DeepSpeed engine",
         lambda c: not c.deepspeed_config or c.engine != "plain",
         "{deepspeed_config} needs DeepSpeed, not {engine}",
@@ -254,11 +331,14 @@ def _parser() -> Parser:
     )
     for each in dataclasses.fields(Config):
         name, what, bound = option(each.name), each.metadata["help"], each.metadata.get("bound")
-        shown = "%s (%s)" % (what, "required" if each.name == "data" else "none" if each.default in ("", ()) else each.default)
+        shown = "%s (%s)" % (
+            what,
+            "required" if each.name == "data" else "none" if each.default in ("", ()) else each.default,
+        )
         common: Dict[str, Any] = {"dest": each.name, "default": argparse.SUPPRESS}
         if bound:
-            default: Any = each.default
-            parser.number(name, default, bound, what, **common)
+            number: Any = each.default
+            parser.number(name, number, bound, what, **common)
             continue
         common["help"] = shown.replace("%", "%%")
         if each.name in PATHS:

@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trainer.lm import optimizers
 from trainer.lm.batch import Batch
-from trainer.lm.checkpoint import KINDS, Piece, Reader
+from trainer.lm.checkpoint import Piece, Reader
 from trainer.lm.config import Config
 from trainer.lm.errors import FailedError, RefusedError
 from trainer.lm.log import Watch
@@ -178,9 +179,9 @@ class Plain:
     name = "plain"
 
     def __init__(
-        self, model: nn.Module, config: Config, ranks: Ranks, micro_steps: int, dtype: torch.dtype, watch: Watch
+        self, model: Decoder, config: Config, ranks: Ranks, micro_steps: int, dtype: torch.dtype, watch: Watch
     ) -> None:
-        self.model = model
+        self.model: nn.Module = model
         self.loss: Callable[..., torch.Tensor] = model
         self.scale = Scale(dtype == torch.float16)
         self.updates = 0
@@ -192,26 +193,14 @@ class Plain:
         if ranks.world > 1:  # all ranks draw the same weights, but types of GPUs may differ in a bit
             for parameter in model.parameters():
                 dist.broadcast(parameter.data, 0)
-        self._buckets = make_buckets(model, ranks.rank, ranks.world, dtype)
+        self._buckets = make_buckets(model, ranks.rank, ranks.world, dtype, config.optimizer == "muon")
         self._reduced: List[Any] = []
         self._first = self._last = False
         self._next = 0
         for bucket in self._buckets:
             for slot in bucket.slots:
                 slot.parameter.register_post_accumulate_grad_hook(self._hook(bucket, slot))
-        self._adam = self._make_optimizer(config)
-
-    def _make_optimizer(self, config: Config) -> torch.optim.AdamW:
-        groups = []
-        for bucket in self._buckets:
-            bucket.weight.grad = bucket.mine(bucket.gradient)
-            groups.append({"params": [bucket.weight], "weight_decay": config.weight_decay if bucket.decays else 0.0})
-        betas = (config.beta1, config.beta2)
-        adam = torch.optim.AdamW(groups, config.learning_rate, betas, config.epsilon, fused=True)
-        for bucket in self._buckets:
-            averages = {key: torch.zeros_like(bucket.weight) for key in KINDS[1:]}
-            adam.state[bucket.weight] = dict(averages, step=torch.zeros((), device=bucket.weight.device))
-        return adam
+        self._optimizer = optimizers.make(config, self._buckets, model.shape, ranks.world)
 
     def compile(self) -> None:
         """See ``Engine``."""
@@ -287,9 +276,7 @@ class Plain:
         with self._watch.part("optimizer"):
             factor = (self._clip / (norm + 1e-6)).clamp(max=1.0) * mean if self._clip else norm.new_tensor(mean)
             torch._foreach_mul_(mine, factor)
-            for group in self._adam.param_groups:
-                group["lr"] = rate
-            self._adam.step()
+            self._optimizer.step(rate)
             self.updates += 1
         self._gather()
         return norm
@@ -313,22 +300,21 @@ class Plain:
     def tensors(self) -> Iterator[torch.Tensor]:
         """See ``Engine``."""
         for bucket in self._buckets:
-            state = self._adam.state[bucket.weight]
             for piece, at in bucket.pieces():
-                for held in (bucket.weight, state["exp_avg"], state["exp_avg_sq"]):
-                    yield held[at : at + piece.numel]
+                yield bucket.weight[at : at + piece.numel]
+                for kind in optimizers.AVERAGES:
+                    yield self._optimizer.read(bucket, kind, at, piece.numel)
 
     @torch.no_grad()
     def load(self, reader: Reader, updates: Optional[int]) -> None:
         """See ``Engine``."""
-        kinds = KINDS if updates is not None else KINDS[:1]
+        kinds = optimizers.AVERAGES if updates is not None else ()
         for bucket in self._buckets:
-            state = self._adam.state[bucket.weight]
-            held = dict(state, weight=bucket.weight)
             for piece, at in bucket.pieces():
+                bucket.weight[at : at + piece.numel] = reader.read("weight", *piece).to(bucket.weight.device)
                 for kind in kinds:
-                    held[kind][at : at + piece.numel] = reader.read(kind, *piece).to(bucket.weight.device)
-            state["step"].fill_(updates or 0)
+                    self._optimizer.write(bucket, kind, at, reader.read(kind, *piece).to(bucket.weight.device))
+        self._optimizer.set_updates(updates or 0)
         self.updates = updates or 0
         self._gather()
 
@@ -382,12 +368,16 @@ class Bucket:
                 yield Piece(slot.name, first - slot.start, last - first), first - self.start
 
 
-def make_buckets(model: nn.Module, rank: int, world: int, dtype: torch.dtype) -> List[Bucket]:
-    """Put a model's fp32 parameters into buckets."""
+def make_buckets(
+    model: nn.Module, rank: int, world: int, dtype: torch.dtype, hidden_apart: bool = False
+) -> List[Bucket]:
+    """Put a model's trained fp32 parameters into buckets. ``hidden_apart``: those of Muon into separate ones."""
     buckets: List[Bucket] = []
-    named = list(model.named_parameters())[::-1]
-    for decays in (True, False):
-        chosen = [(name, parameter) for name, parameter in named if (parameter.dim() >= 2) == decays]
+    named = [each for each in model.named_parameters() if each[1].requires_grad][::-1]
+    hidden = {name for name, parameter in named if hidden_apart and optimizers.is_hidden(name, parameter)}
+    for is_hidden, decays in ((True, True), (False, True), (False, False)):
+        kind = (is_hidden, decays)
+        chosen = [(name, parameter) for name, parameter in named if (name in hidden, parameter.dim() >= 2) == kind]
         buckets += [Bucket(slots, decays, rank, world, dtype) for slots in _slots(chosen)]
     return buckets
 

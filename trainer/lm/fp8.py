@@ -8,7 +8,7 @@ matrices lose more time to scaling than they gain. Weights, optimizer and checkp
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -45,7 +45,13 @@ def check(device: torch.device) -> None:
         raise RefusedError("--fp8 needs the package torchao, which is not installed", "pip install torchao; " + _FIX)
 
 
-def convert(model: nn.Module, recipe: str, tokens: int, device: torch.device) -> List[Choice]:
+def convert(
+    model: nn.Module,
+    recipe: str,
+    tokens: int,
+    device: torch.device,
+    agree: Callable[[Sequence[float]], Sequence[float]] = list,
+) -> List[Choice]:
     """Replace the matrices of the layers that are faster in fp8. Return what was measured.
 
     Args:
@@ -53,6 +59,7 @@ def convert(model: nn.Module, recipe: str, tokens: int, device: torch.device) ->
         recipe: ``auto`` measures both recipes; else only this one is compared with bf16.
         tokens: of a micro-step.
         device: a GPU.
+        agree: returns times that all ranks have in common for those of this rank.
     """
     by_size: Dict[Tuple[int, int], List[str]] = {}
     for name, module in model.named_modules():
@@ -61,7 +68,9 @@ def convert(model: nn.Module, recipe: str, tokens: int, device: torch.device) ->
     choices = []
     for (out, width), names in by_size.items():
         recipes = [] if out % _DIVISOR or width % _DIVISOR else [each for each in RECIPES if recipe in ("auto", each)]
-        times = {each: _measured(out, width, tokens, device, each) for each in ("", *recipes)}
+        kinds = ["", *recipes]
+        measured = agree([_measured(out, width, tokens, device, each) for each in kinds])
+        times = dict(zip(kinds, measured))  # noqa: B905 - one for each
         best = min(times, key=lambda each: times[each])
         choices.append(Choice(out, width, best, times, names))
         if best:

@@ -191,7 +191,8 @@ class Figures:
         self._tokens = tokens
         self._device = device
         most = peak(device)
-        self._whole = world * most / flops_per_token(shape, config.block_size) if most else None  # tokens/s at MFU 1
+        each = flops_per_token(shape, config.block_size, is_frozen=config.lora_rank > 0)
+        self._whole = world * most / each if most else None  # tokens/s at MFU 1
 
     def of(self, lap: Lap, rows: List[List[float]], rate: float) -> Dict[str, Any]:
         """Return the figures of a step. Its rows are loss, gradient norm, and the signal to stop."""

@@ -366,15 +366,17 @@ def fill(model: Decoder, weights: Iterable[Named], whole: Callable[..., ContextM
             parameter.copy_(tensor)
 
 
-def flops_per_token(shape: Shape, tokens: int) -> float:
+def flops_per_token(shape: Shape, tokens: int, is_frozen: bool = False) -> float:
     """Return the floating point operations per token, forward and backward, as MFU counts them: 6N + 12·L·D·T.
+
+    Frozen weights need no gradients: 4N.
 
     PaLM, appendix B (https://arxiv.org/abs/2204.02311), and torchtitan, which leaves out the embedding if it is not
     also the output layer. Recomputed activations do not count. D is the width of all heads together.
     """
     unused = 0 if shape.tied else shape.vocab_size * shape.n_embd
     attention = 12.0 * shape.n_layer * shape.n_head * shape.head * tokens
-    return 6.0 * (shape.parameters - unused) + attention
+    return (4.0 if is_frozen else 6.0) * (shape.parameters - unused) + attention
 
 
 def fastest_attention(device: torch.device) -> ContextManager[Any]:

@@ -10,14 +10,16 @@ from typing import List, Optional, Tuple
 import torch
 
 from trainer.bounds import Bound
-from trainer.lm import checkpoint, families, tokens, weights
+from trainer.lm import checkpoint, families, lora, tokens, weights
 from trainer.lm.config import Parser
 from trainer.lm.errors import RefusedError, exit_with
-from trainer.lm.model import Decoder, Past, evaluating, fill, sizes
+from trainer.lm.model import Decoder, Past, evaluating, fill
 
 
-def load(path: Path) -> Tuple[Decoder, tokens.Tokens]:
+def load(path: Path, base: Optional[Path] = None) -> Tuple[Decoder, tokens.Tokens]:
     """Load the model, in fp32 on the CPU, and the vocabulary of a checkpoint or a Hugging Face folder.
+
+    Adapters are merged into their ``base``; None: where it was.
 
     Raises:
         RefusedError: one of them does not exist, or they do not match.
@@ -31,7 +33,7 @@ def load(path: Path) -> Tuple[Decoder, tokens.Tokens]:
         folder, digest = found.folder, found.state.vocabulary
         model = Decoder(found.state.shape)
         with found.reader() as reader:
-            fill(model, ((name, reader.whole(name, size)) for name, size in sizes(model.shape).items()))
+            fill(model, lora.weights_of(found, reader, base))
     vocabulary = tokens.load(folder)
     if vocabulary is None:
         raise RefusedError("%s has no vocabulary" % folder, "copy the tokenizer.json of its data there")
@@ -83,6 +85,7 @@ def make_parser() -> Parser:
     """Return the option parser."""
     parser = Parser("trainer.lm.sample", __doc__)
     parser.add_argument("model", type=Path, help="a checkpoint, or a Hugging Face folder")
+    parser.add_argument("--base", type=Path, metavar="DIR", help="the base of adapters (where it was in the training)")
     parser.add_argument("--prompt", default="\n")
     parser.number("--tokens", 200, Bound(low=1, high=1 << 30), "tokens to generate")
     parser.number("--count", 1, Bound(low=1, high=1 << 30), "texts to generate")
@@ -98,7 +101,7 @@ def make_parser() -> Parser:
 def main(argv: Optional[List[str]] = None) -> None:
     """Run the program."""
     options = argparse.Namespace(**make_parser().read(argv))
-    model, vocabulary = load(options.model)
+    model, vocabulary = load(options.model, options.base)
     has_gpu = torch.cuda.is_available()
     if options.device == "cuda" and not has_gpu:
         raise RefusedError("--device cuda: torch %s sees no GPU here" % torch.__version__, "--device cpu")

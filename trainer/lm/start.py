@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
-from trainer.lm import checkpoint, config, engine, families, finetune, sources, tokens, weights
+import torch
+
+from trainer.lm import checkpoint, config, engine, families, finetune, fp8, lora, sources, tokens, weights
 from trainer.lm.batch import Layout
 from trainer.lm.checkpoint import Checkpoint
 from trainer.lm.config import OWN, SIZES, Config, UserOptions, option
@@ -46,7 +48,7 @@ class Source:
 class Start:
     """A source that matches the data. ``vocabulary``, ``digest`` and ``data`` are those of the data.
 
-    ``kept``: small files of the model, which checkpoints keep for the export.
+    ``kept``: small files of the model, which checkpoints keep for the export. ``base``: the model to train adapters of.
     """
 
     shape: Shape
@@ -57,6 +59,7 @@ class Start:
     digest: Optional[str] = None
     data: Optional[List[Dict[str, Any]]] = None
     kept: Mapping[str, bytes] = field(default_factory=dict)
+    base: Optional[lora.Base] = None
 
 
 def find(options: UserOptions) -> Source:
@@ -102,7 +105,8 @@ def complete(options: UserOptions, source: Source) -> Config:
     if source.resumed:
         config_before = source.resumed.state.config
         stored = {name: value for name, value in config_before.items() if name not in OWN}
-        _check_init(options, config_before.get("init", Config.init), source.name)
+        if not source.resumed.state.base:  # a base is recognised by its digest, in any folder
+            _check_init(options, config_before.get("init", Config.init), source.name)
         before = families.PUBLISHED.get(str(config_before.get("model")))
         if before and any(getattr(before, name) != getattr(shape, name) for name in SIZES):
             stored["model"] = "custom"  # an earlier version ignored --model with --init
@@ -110,6 +114,8 @@ def complete(options: UserOptions, source: Source) -> Config:
             stored["model"] = "custom"  # the folder of config.json need not exist any more
     stored.update({name: getattr(shape, name) for name in SIZES})
     merged = config.complete(options, stored, source.name)
+    if source.resumed:
+        _check_same(merged, source.resumed.state.config, source.name)
     if merged.block_size > shape.block_size:
         what = "--block-size %d: %s has %d positions" % (merged.block_size, source.name, shape.block_size)
         raise RefusedError(what, "--block-size %d" % shape.block_size)
@@ -280,6 +286,22 @@ def _check_init(options: UserOptions, before: str, name: str) -> None:
         raise RefusedError(what, "remove --init; or remove --resume and use another --out")
 
 
+_FIXED = ("lora_rank", "lora_alpha", "lora_targets", "lora_rslora", "quantize")
+
+
+def _check_same(config: Config, before: Mapping[str, Any], name: str) -> None:
+    """Refuse options that would change what the tensors of a checkpoint mean."""
+    for each in _FIXED:
+        was, now = before.get(each, getattr(Config, each)), getattr(config, each)
+        if was != now:
+            what = "%s %s: %s has %s" % (option(each), now, name, was)
+            raise RefusedError(what, "remove %s; or use --init with another --out" % option(each))
+    was = before.get("optimizer", Config.optimizer)
+    if was != config.optimizer and "muon" in (was, config.optimizer):
+        what = "--optimizer %s: %s has the averages of %s" % (config.optimizer, name, was)
+        raise RefusedError(what, "--optimizer %s; or --init %s with another --out" % (was, name))
+
+
 def _check_steps(config: Config, source: Source, step: int) -> None:
     """Refuse a finished training, unless the agent restarts it: a user who resumes it wants more steps."""
     if config.max_iters > step or (config.max_iters == step and source.by_agent):
@@ -328,6 +350,22 @@ def _check_data(
     raise RefusedError(what, "use --init %s with another --out for a new training; or --allow-changes" % name)
 
 
+def with_base(start: Start, config: Config, source: Source) -> Start:
+    """Return the start with the model to train adapters of, if adapters are configured.
+
+    Raises:
+        RefusedError: it does not exist, or is not the one that a resumed training started from.
+    """
+    if source.taken and source.taken.state.base:
+        lora.find_base(source.taken.folder)  # refuses it
+    if not config.lora_rank:
+        return start
+    named = Path(config.init)
+    resumed, there = source.resumed, named if named.exists() else None
+    base = lora.base_of(resumed, there) if resumed else lora.find_base(named)
+    return replace(start, base=base, taken=None, folder=None)
+
+
 def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> Decoder:
     """Create the model with its initial weights: fp32 on the device, or as the engine needs it.
 
@@ -336,6 +374,9 @@ def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> 
     Raises:
         RefusedError: the weights or DeepSpeed are missing.
     """
+    if start.base:
+        dtype = engine.dtype_for(config, ranks.device)
+        return lora.make_model(start.shape, start.base, config, ranks.device, dtype)
     making, whole = engine.creation_contexts(config, ranks, micro_steps)
     with making:
         model = Decoder(start.shape, config.dropout, config.checkpointing)
@@ -344,3 +385,23 @@ def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> 
     elif not (start.resumed or start.taken):
         fill(model, first_weights(start.shape, config.seed, ranks.device), whole)
     return model
+
+
+def convert(model: Decoder, config: Config, ranks: Ranks) -> List[str]:
+    """Convert the matrices to fp8 that are faster in it, if that is configured. Return lines about fp8 and LoRA.
+
+    Raises:
+        RefusedError: fp8 is not possible here.
+    """
+    if config.fp8 == "off":
+        return lora.described(model, config)
+    fp8.check(ranks.device)
+    if engine.dtype_for(config, ranks.device) != torch.bfloat16:
+        raise RefusedError("--fp8 %s needs --dtype bfloat16" % config.fp8, "--dtype bfloat16, or --fp8 off")
+
+    def agree(times: Sequence[float]) -> List[float]:  # all ranks must choose alike
+        rows = ranks.gather(torch.tensor(times, dtype=torch.float64, device=ranks.device))
+        return [float(time) for time in rows.max(dim=0).values.tolist()]
+
+    choices = fp8.convert(model, config.fp8, config.batch_size * config.block_size, ranks.device, agree)
+    return fp8.described(choices)

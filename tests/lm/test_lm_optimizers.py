@@ -1,0 +1,88 @@
+"""The optimizers of the plain engine: what they compute, exact resumes, and what several ranks make of them."""
+
+import json
+
+import pytest
+from trainings import HERE
+
+SMALL = ("adamw-bf16", "adamw8bit")
+STEADY = ["--learning-rate", "1e-2", "--decay-iters", "8", "--eval-interval", "4"]
+
+
+@pytest.fixture(scope="module")
+def found(gpt):
+    result = gpt.run(HERE / "optimized.py")
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kind", ["signed", "square"])
+def test_eight_bits_are_close_and_do_not_change_when_they_are_rounded_again(found, kind):
+    assert found["levels"] == [256, 256]
+    row = found[kind]
+    assert row["stays"]
+    assert row["error"] < 0.01
+    assert row["zeros"] == row["outside"] == 0
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_averages_train_like_fp32(found, name):
+    assert found["losses"][name] == pytest.approx(found["losses"]["adamw"], abs=5e-3)
+    assert found["losses"][name] != found["losses"]["adamw"]
+
+
+def test_muon_is_torchs_on_each_matrix_of_the_layers_and_adamw_on_the_rest(found):
+    assert found["muon"] < 1e-3
+    assert found["buckets"] == [[True], [False], [False]]
+    assert found["losses"]["muon"][-1] < found["losses"]["adamw"][-1]
+
+
+@pytest.fixture(scope="module")
+def halves(gpt):
+    """For each optimizer a training of eight steps, and one of four that is resumed."""
+    runs = []
+    for name in (*SMALL, "muon"):
+        whole = ["--optimizer", name, *STEADY]
+        runs += [
+            ["--out", f"{name} whole", *whole, "--max-iters", "8"],
+            ["--out", f"{name} half", *whole, "--max-iters", "4"],
+            ["--out", f"{name} half", "--resume", "latest", "--max-iters", "8"],
+        ]
+    found = gpt.session(runs)
+    assert [each.refused for each in found] == [None] * len(found)
+    return gpt.folder
+
+
+@pytest.mark.parametrize("name", [*SMALL, "muon"])
+def test_a_resume_is_exact(halves, name):
+    (whole,), (half,) = (list((halves / f"{name} {part}/iter_8").glob("part-*")) for part in ("whole", "half"))
+    assert whole.read_bytes() == half.read_bytes()
+
+
+def test_several_ranks_have_the_same_losses_and_refuse_muon(halves, gpt):
+    found = gpt.session(
+        [
+            *(["--out", f"{name} two", "--optimizer", name, *STEADY, "--max-iters", "8", "--global-batch", "8",
+               "--batch-size", "4"] for name in SMALL),
+            ["--out", "muon two", "--optimizer", "muon"],
+        ],
+        ranks=2,
+    )  # fmt: skip
+    for name, run in zip(SMALL, found, strict=False):
+        assert run.refused is None
+        alone = json.loads((halves / f"{name} whole/trainer_log.jsonl").read_text().splitlines()[-2])
+        assert run.losses[8] == pytest.approx(alone["loss"], abs=5e-3)
+    assert found[2].refused["what"] == "--optimizer muon needs whole matrices on one rank, not 2 ranks"
+
+
+def test_another_adamw_resumes_it_but_not_muon(halves, gpt):
+    more = ["--resume", "latest", "--max-iters", "10"]
+    runs = [
+        ["--out", "adamw8bit whole", *more, "--optimizer", "adamw"],
+        ["--out", "adamw-bf16 whole", *more, "--optimizer", "muon"],
+    ]
+    other, muon = gpt.session(runs)
+    assert other.refused is None
+    assert max(other.losses) == 10
+    said = "--optimizer muon: adamw-bf16 whole/iter_8 has the averages of adamw-bf16"
+    assert muon.refused["what"] == said
