@@ -64,10 +64,11 @@ def run(name: str, work: Path, batch: str) -> dict[str, object]:
     argv = ["--data", str(work / "data"), "--init", str(work / "base"), "--out", str(out), "--block-size", str(BLOCK)]
     argv += ["--batch-size", batch, "--max-iters", str(STEPS), "--eval-interval", "0", "--save", "false"]
     argv += ["--trackers", "none", *CASES[name]]
+    paths = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
     begin = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-m", "trainer.lm", *argv],
-        cwd=HERE, env=dict(os.environ, PYTHONPATH=str(HERE)), capture_output=True, text=True, check=False, timeout=300,
+        cwd=HERE, env=dict(os.environ, PYTHONPATH=paths), capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     result: dict[str, object] = {"seconds": round(time.monotonic() - begin, 1)}
     result["says"] = re.findall(r"^(?:LoRA|fp8|profile): .*", done.stdout, re.MULTILINE)

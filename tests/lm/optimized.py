@@ -30,18 +30,18 @@ def kept(is_square):
     numbers[256:384] = 0
     numbers[130] = -1e4  # the largest number of a block is negative
     numbers = numbers.square() if is_square else numbers
-    held = optimizers.Bits8(41 * 128, DEVICE, is_square)
-    held.write(128, numbers)
-    once = held.read(128, numbers.numel())
-    again = optimizers.Bits8(41 * 128, DEVICE, is_square)
-    again.write(128, once)
-    blocks = torch.nn.functional.pad((once - numbers).abs(), (0, 5)).view(40, 128).amax(1)
-    largest = torch.nn.functional.pad(numbers.abs(), (0, 5)).view(40, 128).amax(1)
+    whole = torch.nn.functional.pad(numbers, (0, 5)).view(40, 128)
+    held, again = (optimizers.Bits8.empty(40, DEVICE, is_square) for _ in range(2))
+    fresh = optimizers.Bits8.unpack(held, is_square)
+    optimizers.Bits8.pack(whole, held, is_square)
+    once = optimizers.Bits8.unpack(held, is_square)
+    optimizers.Bits8.pack(once, again, is_square)
+    error = (once - whole).abs().amax(1) / whole.abs().amax(1).clamp(min=1e-30)
     return {
-        "stays": torch.equal(once, again.read(128, numbers.numel())),
-        "error": float((blocks / largest.clamp(min=1e-30)).max()),
-        "zeros": int(((once == 0) & (numbers != 0)).sum()) if is_square else 0,
-        "outside": float(held.read(0, 128).abs().max()),
+        "stays": all(map(torch.equal, held, again)),
+        "error": float(error.max()),
+        "zeros": int(((once == 0) & (whole != 0)).sum()) if is_square else 0,
+        "fresh": float(fresh.abs().max()),
     }
 
 

@@ -22,7 +22,7 @@ def test_eight_bits_are_close_and_do_not_change_when_they_are_rounded_again(foun
     row = found[kind]
     assert row["stays"]
     assert row["error"] < 0.01
-    assert row["zeros"] == row["outside"] == 0
+    assert row["zeros"] == row["fresh"] == 0
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -32,6 +32,7 @@ ADAPTER = "adapter_model.safetensors"  # peft's names of its files
 ADAPTER_CONFIG = "adapter_config.json"
 _PARTS = ("lora_A", "lora_B")
 _SAMPLE = 1 << 16  # bytes at each end of a file that the digest of a base covers
+_HEADER = 100 << 20  # bytes of a safetensors header at most, as in the library
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,7 @@ def _digest(paths: List[Path]) -> str:
         with path.open("rb") as file:
             head = int.from_bytes(file.read(8), "little") if path.suffix == ".safetensors" else 0
             file.seek(0)
-            total.update(file.read(min(head, size) + _SAMPLE))
+            total.update(file.read(min(head, _HEADER) + _SAMPLE))
             file.seek(max(0, size - _SAMPLE))
             total.update(file.read(_SAMPLE))
     return total.hexdigest()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Protocol, Sequence, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, Protocol, Sequence, Tuple, Type, Union
 
 import torch
 from torch import nn
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 AVERAGES = ("exp_avg", "exp_avg_sq")
 BLOCK = 128  # numbers with one scale; pieces of checkpoints start at multiples of it
-_CHUNK = 1 << 24  # numbers that are fp32 at a time
+_CHUNK = 1 << 17  # blocks that are fp32 at a time
+_TINY = torch.finfo(torch.float32).tiny
 
 
 class Optimizer(Protocol):
@@ -102,19 +103,63 @@ class AdamW:
             self._adam.state[bucket.weight]["step"].fill_(updates)
 
 
+Held = Tuple[torch.Tensor, ...]  # averages as they are stored, in rows of a block
+
+
 class Bits16:
     """Numbers in bf16."""
 
-    def __init__(self, numel: int, device: torch.device) -> None:
-        self._held = torch.zeros(numel, dtype=torch.bfloat16, device=device)
+    @staticmethod
+    def empty(blocks: int, device: torch.device, is_square: bool) -> Held:
+        """Return zeros."""
+        del is_square
+        return (torch.zeros(blocks, BLOCK, dtype=torch.bfloat16, device=device),)
 
-    def read(self, start: int, numel: int) -> torch.Tensor:
-        """Return some numbers in fp32."""
-        return self._held[start : start + numel].float()
+    @staticmethod
+    def unpack(held: Held, is_square: bool) -> torch.Tensor:
+        """Return the numbers in fp32, (blocks, BLOCK)."""
+        del is_square
+        return held[0].float()
 
-    def write(self, start: int, values: torch.Tensor) -> None:
-        """Set some numbers."""
-        self._held[start : start + values.numel()].copy_(values)
+    @staticmethod
+    def pack(numbers: torch.Tensor, held: Held, is_square: bool) -> None:
+        """Store numbers."""
+        del is_square
+        held[0].copy_(numbers)
+
+
+class Bits8:
+    """Numbers in 8 bits, with a scale for each block. Of squares the roots are stored, and never as 0.
+
+    What is unpacked and packed again stays the same, because each block's largest number is exact.
+    """
+
+    @staticmethod
+    def empty(blocks: int, device: torch.device, is_square: bool) -> Held:
+        """Return zeros: codes, scales, and the tables of ``levels``."""
+        values, borders = levels(not is_square, device)
+        zero = int((values == 0).nonzero().item())
+        codes = torch.full((blocks, BLOCK), zero, dtype=torch.uint8, device=device)
+        return codes, torch.zeros(blocks, 1, device=device), values, borders
+
+    @staticmethod
+    def unpack(held: Held, is_square: bool) -> torch.Tensor:
+        """Return the numbers in fp32, (blocks, BLOCK)."""
+        codes, scales, values, _ = held
+        found = values[codes.int()] * scales
+        return found.square() if is_square else found
+
+    @staticmethod
+    def pack(numbers: torch.Tensor, held: Held, is_square: bool) -> None:
+        """Store numbers."""
+        codes, scales, _, borders = held
+        kept = numbers.sqrt() if is_square else numbers
+        largest = kept.abs().amax(dim=1, keepdim=True)
+        found = torch.bucketize(kept / largest.clamp(min=_TINY), borders, out_int32=True)
+        if is_square:  # a zero would divide by epsilon only
+            found = torch.where(kept > 0, found.clamp(min=1), found)
+        codes.copy_(found)
+        scales.copy_(largest)
 
 
 @lru_cache(maxsize=4)
@@ -138,37 +183,24 @@ def levels(is_signed: bool, device: torch.device) -> Tuple[torch.Tensor, torch.T
     return table.to(device), ((table[:-1] + table[1:]) / 2).to(device)
 
 
-class Bits8:
-    """Numbers in 8 bits, with a scale for each block. ``is_square``: their square roots are stored, never as 0.
+def update(
+    bits: Type[Union[Bits16, Bits8]],
+    weight: torch.Tensor,
+    gradient: torch.Tensor,
+    averages: Sequence[Held],
+    betas: Tuple[float, float],
+    factors: torch.Tensor,
+) -> None:
+    """Update weights, (blocks, BLOCK), and their averages by AdamW.
 
-    What is read and written again stays the same, because each block's largest number is exact.
+    ``factors``: what remains of the weights; the rate over the first average's bias; the root of the second's bias;
+    epsilon.
     """
-
-    def __init__(self, numel: int, device: torch.device, is_square: bool) -> None:
-        self._is_square = is_square
-        self._values, self._borders = levels(not is_square, device)
-        zero = int((self._values == 0).nonzero().item())
-        self._codes = torch.full((numel // BLOCK, BLOCK), zero, dtype=torch.uint8, device=device)
-        self._scales = torch.zeros(numel // BLOCK, 1, device=device)
-
-    def read(self, start: int, numel: int) -> torch.Tensor:
-        """Return some numbers in fp32, from the start of a block."""
-        blocks = slice(start // BLOCK, -(-(start + numel) // BLOCK))
-        found = self._values[self._codes[blocks].int()] * self._scales[blocks]
-        found = found.view(-1)[:numel]
-        return found.square() if self._is_square else found
-
-    def write(self, start: int, values: torch.Tensor) -> None:
-        """Set some numbers, from the start of a block to the end of one, or to a parameter's end."""
-        blocks = slice(start // BLOCK, -(-(start + values.numel()) // BLOCK))
-        held = values.new_zeros(self._codes[blocks].shape)
-        held.view(-1)[: values.numel()] = values.sqrt() if self._is_square else values
-        scales = held.abs().amax(dim=1, keepdim=True)
-        codes = torch.bucketize(held / scales.clamp(min=torch.finfo(torch.float32).tiny), self._borders)
-        if self._is_square:  # a zero would divide by epsilon only
-            codes = torch.where(held > 0, codes.clamp(min=1), codes)
-        self._codes[blocks] = codes.to(torch.uint8)
-        self._scales[blocks] = scales
+    first = bits.unpack(averages[0], is_square=False).lerp(gradient, 1 - betas[0])
+    second = bits.unpack(averages[1], is_square=True) * betas[1] + (1 - betas[1]) * gradient.square()
+    weight.copy_(weight * factors[0] - factors[1] * first / (second.sqrt() / factors[2] + factors[3]))
+    bits.pack(first, averages[0], is_square=False)
+    bits.pack(second, averages[1], is_square=True)
 
 
 class SmallAdamW:
@@ -178,49 +210,60 @@ class SmallAdamW:
         self._config = config
         self._buckets = buckets
         self._updates = 0
-        self._held: List[Mapping[str, Any]] = []
+        self._bits: Type[Union[Bits16, Bits8]] = Bits8 if config.optimizer == "adamw8bit" else Bits16
+        self._held: Dict[int, List[Held]] = {}
         for bucket in buckets:
-            size = (bucket.weight.numel(), bucket.weight.device)
-            if config.optimizer == "adamw8bit":
-                self._held.append({kind: Bits8(*size, is_square=kind == AVERAGES[1]) for kind in AVERAGES})
-            else:
-                self._held.append({kind: Bits16(*size) for kind in AVERAGES})
-        self._of = {id(bucket): held for bucket, held in zip(buckets, self._held)}  # noqa: B905 - one for each
+            blocks = bucket.weight.numel() // BLOCK
+            held = [self._bits.empty(blocks, bucket.weight.device, is_square) for is_square in (False, True)]
+            self._held[id(bucket)] = held
+        # One kernel instead of twenty; the number of blocks differs between buckets.
+        is_gpu = any(bucket.weight.is_cuda for bucket in buckets)
+        self._update: Callable[..., None] = torch.compile(update, dynamic=True) if is_gpu else update
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """See ``Optimizer``."""
         self._updates += 1
+        config = self._config
+        betas = (config.beta1, config.beta2)
+        unbiased = (1 - betas[0] ** self._updates, math.sqrt(1 - betas[1] ** self._updates))
+        decayed = (1.0, 1 - rate * config.weight_decay)
+        numbers = [(kept, rate / unbiased[0], unbiased[1], config.epsilon) for kept in decayed]
+        factors = torch.tensor(numbers).to(self._buckets[0].weight.device)
         for bucket in self._buckets:
-            gradient = bucket.mine(bucket.gradient)
-            for start in range(0, bucket.weight.numel(), _CHUNK):
+            weight, gradient = (each.view(-1, BLOCK) for each in (bucket.weight, bucket.mine(bucket.gradient)))
+            for start in range(0, len(weight), _CHUNK):
                 part = slice(start, start + _CHUNK)
-                self._update(bucket, bucket.weight[part], gradient[part], start, rate)
-
-    def _update(self, bucket: Bucket, weight: torch.Tensor, gradient: torch.Tensor, start: int, rate: float) -> None:
-        config, held = self._config, self._of[id(bucket)]
-        first, second = (held[kind].read(start, weight.numel()) for kind in AVERAGES)
-        first.lerp_(gradient, 1 - config.beta1)
-        second.mul_(config.beta2).addcmul_(gradient, gradient, value=1 - config.beta2)
-        for kind, average in zip(AVERAGES, (first, second)):  # noqa: B905 - two each
-            held[kind].write(start, average)
-        if bucket.decays:
-            weight.mul_(1 - rate * config.weight_decay)
-        unbiased = (1 - config.beta1**self._updates, math.sqrt(1 - config.beta2**self._updates))
-        weight.addcdiv_(first, (second.sqrt_() / unbiased[1]).add_(config.epsilon), value=-rate / unbiased[0])
+                averages = [_part(held, part) for held in self._held[id(bucket)]]
+                self._update(self._bits, weight[part], gradient[part], averages, betas, factors[int(bucket.decays)])
 
     def read(self, bucket: Bucket, kind: str, start: int, numel: int) -> torch.Tensor:
         """See ``Optimizer``."""
-        found: torch.Tensor = self._of[id(bucket)][kind].read(start, numel)
-        return found
+        number = AVERAGES.index(kind)
+        held = _part(self._held[id(bucket)][number], _blocks(start, numel))
+        return self._bits.unpack(held, number == 1).view(-1)[:numel]
 
     def write(self, bucket: Bucket, kind: str, start: int, values: torch.Tensor) -> None:
-        """See ``Optimizer``."""
-        self._of[id(bucket)][kind].write(start, values)
+        """See ``Optimizer``. Beyond a parameter's end a block has zeros."""
+        number = AVERAGES.index(kind)
+        held = _part(self._held[id(bucket)][number], _blocks(start, values.numel()))
+        whole = values.new_zeros(len(held[0]), BLOCK)
+        whole.view(-1)[: values.numel()] = values
+        self._bits.pack(whole, held, number == 1)
 
     def set_updates(self, updates: int) -> None:
         """See ``Optimizer``."""
         self._updates = updates
+
+
+def _blocks(start: int, numel: int) -> slice:
+    """Return the blocks of numbers; their first one starts a block."""
+    return slice(start // BLOCK, -(-(start + numel) // BLOCK))
+
+
+def _part(held: Held, blocks: slice) -> Held:
+    """Return some blocks of stored averages, as views. The tables of 8 bits, if any, stay whole."""
+    return (*(each[blocks] for each in held[:2]), *held[2:])
 
 
 def is_hidden(name: str, parameter: nn.Parameter) -> bool:
