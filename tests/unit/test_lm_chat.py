@@ -287,7 +287,7 @@ def test_line_without_an_end_is_refused(tmp_path, monkeypatch):
 
 
 def test_files_of_a_folder(tmp_path):
-    with pytest.raises(RefusedError, match="has no [.]jsonl"):
+    with pytest.raises(RefusedError, match="has no"):
         records.files_of(tmp_path)
     for name in ("b.jsonl", "a.json.gz", "c.txt"):
         (tmp_path / name).write_text("")

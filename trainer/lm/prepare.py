@@ -23,7 +23,7 @@ import time
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -348,8 +348,7 @@ def main(argv: Optional[List[str]] = None) -> None:
     sys.stdout.write("%s: %s, vocabulary of %d\n" % (options.out, counted, vocabulary.size))
 
 
-KNOWN = 1 << 17  # words in the cache of a process: about 20 MB
-LONG = 64  # longer words are not cached
+KNOWN = 1 << 18  # words in the cache of a process: about 50 MB
 # Before a space that follows another character. Characters that some library may treat as a space do not count.
 _CUT = re.compile("(?<=[^\\s\u180e\u200b\ufeff])(?=[ \\t\\n\\r])")
 _CUT_SPACE = re.compile("(?<=[^\\s\u180e\u200b\ufeff])(?= )")
@@ -416,36 +415,34 @@ class Encoder:
     def __call__(self, piece: Piece) -> List[Tuple[str, Any]]:
         """Return the tokens of a piece by split, with the end token after each document."""
         if isinstance(piece, Chunk):
-            return [(piece.split, self._joined([(piece.text, piece.ends)]))]
-        found: Dict[str, List[Tuple[str, bool]]] = {split: [] for split in SPLITS}
+            return [(piece.split, self._joined(self.encode([piece.text]), piece.ends))]
+        found: Dict[str, List[str]] = {split: [] for split in SPLITS}
         for number, (place, item) in enumerate(piece.places(), piece.first):
             text = records.field(records.parse(item, place), self._field, place)
-            found[chosen(number, self._held_back)].append((text, True))
-        return [(split, self._joined(texts)) for split, texts in found.items() if texts]
+            found[chosen(number, self._held_back)].append(text)
+        return [(split, self._joined(self.encode(texts), True)) for split, texts in found.items() if texts]
 
-    def _joined(self, texts: Iterable[Tuple[str, bool]]) -> Any:
-        end = [] if self._vocabulary.end is None else [self._vocabulary.end]
-        parts: List[Any] = []
-        for text, ends in texts:
-            parts.append(self.encode(text))
-            if ends:
-                parts.append(np.asarray(end, dtype=self._kind))
-        return np.concatenate(parts)
-
-    def encode(self, text: str) -> Any:
-        """Return the tokens of a text."""
-        if self.cut is None:
-            return np.asarray(self._vocabulary.encode(text), dtype=self._kind)
-        known = self.known
-        fresh: Dict[str, bytes] = {}
-        words: List[str] = self.cut.split(text)
-        for word in dict.fromkeys(words):
-            if word not in known:
-                encoded_word = array(self._code, self._vocabulary.encode(word)).tobytes()
-                (known if len(known) < KNOWN and len(word) <= LONG else fresh)[word] = encoded_word
-        found = known if not fresh else {**{word: known[word] for word in set(words) - set(fresh)}, **fresh}
-        joined = b"".join(map(found.__getitem__, words))
+    def _joined(self, parts: Sequence[bytes], ends: bool) -> Any:
+        end = self._bytes([self._vocabulary.end]) if ends and self._vocabulary.end is not None else b""
+        joined = end.join(parts) + end
         return np.frombuffer(joined, dtype=self._code).astype(self._kind)
+
+    def _bytes(self, numbers: Sequence[int]) -> bytes:
+        return array(self._code, numbers).tobytes()
+
+    def encode(self, texts: Sequence[str]) -> List[bytes]:
+        """Return the tokens of texts, as bytes of the machine's order."""
+        if self.cut is None:
+            return [self._bytes(each) for each in self._vocabulary.encode_all(texts)]
+        words = [self.cut.split(text) for text in texts]
+        known = self.known
+        fresh = [word for word in {word: None for each in words for word in each} if word not in known]
+        encoded = dict(zip(fresh, map(self._bytes, self._vocabulary.encode_all(fresh))))  # noqa: B905 - Python 3.9
+        if len(known) + len(fresh) <= KNOWN:
+            known.update(encoded)
+        else:
+            known = {**{word: known[word] for each in words for word in each if word in known}, **encoded}
+        return [b"".join(map(known.__getitem__, each)) for each in words]
 
 
 if __name__ == "__main__":

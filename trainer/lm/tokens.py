@@ -33,6 +33,10 @@ class Tokens:
         """Return a text's tokens."""
         raise NotImplementedError
 
+    def encode_all(self, texts: Sequence[str]) -> List[Sequence[int]]:
+        """Return the tokens of each text."""
+        return [self.encode(text) for text in texts]
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
         raise NotImplementedError
@@ -94,6 +98,12 @@ class Bpe(Tokens):
     def encode(self, text: str) -> List[int]:
         """See ``Tokens``."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_all(self, texts: Sequence[str]) -> List[Sequence[int]]:
+        """See ``Tokens``."""
+        # Without the places of the tokens in the text, where the library offers it (tokenizers 0.20).
+        encode = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)
+        return [each.ids for each in encode(texts, add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """See ``Tokens``."""
