@@ -15,7 +15,9 @@ from trainer.lm.errors import RefusedError
 
 CHARACTERS = "characters.json"
 BPE = "tokenizer.json"
-END = "<|endoftext|>"  # GPT-2's
+END = "<|endoftext|>"  # GPT-2's and Qwen's
+# The token after a document, the first that a vocabulary has: also Llama 3's, Llama 2's, Gemma's and DeepSeek's.
+ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
 
 
 class Tokens:
@@ -93,7 +95,8 @@ class Bpe(Tokens):
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         super().__init__(tokenizer.get_vocab())
-        self.end = tokenizer.token_to_id(END)
+        numbers = (tokenizer.token_to_id(each) for each in ENDS)
+        self.end = next((each for each in numbers if each is not None), None)
 
     def encode(self, text: str) -> List[int]:
         """See ``Tokens``."""
