@@ -101,5 +101,5 @@ for name, vocabulary in vocabularies.items():
     groups = [texts[first : first + 3] for first in range(0, len(texts), 3)]
     found = [np.frombuffer(each, dtype="u2").tolist() for group in groups for each in encoder.encode(group)]
     differ = sum(each != list(vocabulary.encode(text)) for each, text in zip(found, texts, strict=True))
-    reported = {"name": name, "local": encoder.cut is not None, "known": len(encoder.known), "differ": differ}
+    reported = {"name": name, "local": encoder.cut is not None, "differ": differ}
     sys.stdout.write(json.dumps(reported) + "\n")

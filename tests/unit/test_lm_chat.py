@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
+import zstandard
 
 from trainer.lm import chat, conversations, records
 from trainer.lm.errors import RefusedError
@@ -177,7 +179,12 @@ def test_alpaca():
         {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
         {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
         {"conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
-        {"conversations": [{"from": "human", "value": v} for v in ("a",)] + [{"from": "gpt", "value": "b"}]},
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "a"}]},
+                {"role": "assistant", "content": [{"type": "text", "value": "b"}, {"type": "text", "text": ""}]},
+            ]
+        },
     ],
 )
 def test_sharegpt_and_openai(record):
@@ -221,7 +228,10 @@ def test_openai_tool_calls_have_their_arguments_as_an_object():
         ({"messages": [7]}, r"messages\[0\] is a number, not an object"),
         ({"messages": [{"role": "user"}]}, r"messages\[0\] has no field 'content'; it has 'role'"),
         ({"messages": [{"role": "king", "content": "x"}]}, r"messages\[0\]: the field 'role' is 'king', not one of"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "the field 'content' is a list, not a text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "the field 'content' has parts that are no text",
+        ),
         ({"messages": []}, "has no answer"),
         ({"conversations": [{"from": "human", "value": "a"}]}, "has no answer"),
         ({"conversations": [{"from": "function_call", "value": "{"}]}, "the function call is not JSON"),
@@ -246,6 +256,9 @@ def test_records_of_jsonl_and_json_have_their_places(tmp_path):
     lines = tmp_path / "a.jsonl"
     lines.write_text('\ufeff{"a": 1}\n\n{"a": 2}\n', encoding="utf-8")
     assert listed(lines) == [(f"{lines}: line 1", {"a": 1}), (f"{lines}: line 3", {"a": 2})]
+    for packed, pack in ((tmp_path / "b.jsonl.gz", gzip.compress), (tmp_path / "b.jsonl.zst", zstandard.compress)):
+        packed.write_bytes(pack(lines.read_bytes()))
+        assert listed(packed) == [(f"{packed}: line 1", {"a": 1}), (f"{packed}: line 3", {"a": 2})]
     whole = tmp_path / "a.json"
     whole.write_text(' [{"a": 1}, {"a": 2}]')
     assert listed(whole) == [(f"{whole}: record 1", {"a": 1}), (f"{whole}: record 2", {"a": 2})]
@@ -271,6 +284,8 @@ def test_groups_end_at_any_record(tmp_path, monkeypatch):
         ("a.json", b'[{"a": 1}', "a.json is not JSON"),
         ("a.json", b"[" * 100_000, "a.json is not JSON"),
         ("a.jsonl.gz", b"no gzip", "a.jsonl.gz cannot be unpacked"),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}')[:-9], "a.jsonl.gz cannot be unpacked"),
+        ("a.jsonl.zst", b"no zstd", "a.jsonl.zst cannot be unpacked"),
     ],
 )
 def test_damaged_file_is_refused_with_its_line(tmp_path, name, content, says):

@@ -70,7 +70,7 @@ def chunks(path: Path) -> Iterator[str]:
                 if not text:
                     return
                 yield text + file.readline()
-    except records.UNREADABLE as error:
+    except records.unpacking_errors() as error:
         raise RefusedError("%s cannot be unpacked: %s" % (path, error), "copy the file again") from error
     except OSError as error:
         raise RefusedError("%s: %s" % (path, error.strerror or error), "check the path of the text") from error
@@ -348,7 +348,7 @@ def main(argv: Optional[List[str]] = None) -> None:
     sys.stdout.write("%s: %s, vocabulary of %d\n" % (options.out, counted, vocabulary.size))
 
 
-KNOWN = 1 << 18  # words in the cache of a process: about 50 MB
+KNOWN = 1 << 18  # words in each half of the cache of a process: about 50 MB
 # Before a space that follows another character. Characters that some library may treat as a space do not count.
 _CUT = re.compile("(?<=[^\\s\u180e\u200b\ufeff])(?=[ \\t\\n\\r])")
 _CUT_SPACE = re.compile("(?<=[^\\s\u180e\u200b\ufeff])(?= )")
@@ -408,7 +408,8 @@ class Encoder:
         self._field = field
         self._held_back = held_back
         self._code = next(code for code in "HIL" if array(code).itemsize == self._kind.itemsize)
-        self.known: Dict[str, bytes] = {}
+        self._known: Dict[str, bytes] = {}
+        self._older: Dict[str, bytes] = {}
         tokenizer = vocabulary.tokenizer if isinstance(vocabulary, tokens.Bpe) else None
         self.cut = word_cut(json.loads(tokenizer.to_str())) if tokenizer is not None else None
 
@@ -435,14 +436,15 @@ class Encoder:
         if self.cut is None:
             return [self._bytes(each) for each in self._vocabulary.encode_all(texts)]
         words = [self.cut.split(text) for text in texts]
-        known = self.known
-        fresh = [word for word in {word: None for each in words for word in each} if word not in known]
-        encoded = dict(zip(fresh, map(self._bytes, self._vocabulary.encode_all(fresh))))  # noqa: B905 - Python 3.9
-        if len(known) + len(fresh) <= KNOWN:
-            known.update(encoded)
-        else:
-            known = {**{word: known[word] for each in words for word in each if word in known}, **encoded}
-        return [b"".join(map(known.__getitem__, each)) for each in words]
+        found: Dict[str, Any] = {
+            word: self._known.get(word) or self._older.get(word) for each in words for word in each
+        }
+        fresh = [word for word, encoded in found.items() if encoded is None]
+        found.update(zip(fresh, map(self._bytes, self._vocabulary.encode_all(fresh))))  # noqa: B905 - Python 3.9
+        self._known.update(found)
+        if len(self._known) > KNOWN:  # keep the words of the last pieces
+            self._older, self._known = self._known, {}
+        return [b"".join(map(found.__getitem__, each)) for each in words]
 
 
 if __name__ == "__main__":
