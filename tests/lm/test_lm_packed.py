@@ -1,4 +1,4 @@
-"""Conversations in batches: the tokens that transformers gives, packed, equal on any number of ranks."""
+"""Conversations in batches: the tokens of transformers and of LLaMA-Factory, packed, equal on any number of ranks."""
 
 import json
 
@@ -17,6 +17,20 @@ def found(gpt, tmp_path_factory):
 @pytest.mark.parametrize("name", ["compared", "marked"])
 def test_tokens_and_answers_are_those_of_transformers(found, name):
     assert found[name]["talks"] == found[name]["tokens"] == found[name]["masks"] == 150
+
+
+@pytest.fixture(scope="module")
+def beside(gpt):
+    result = gpt.run(HERE / "factory.py")
+    assert result.returncode == 0, result.stderr
+    rows = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+    return {row["name"]: row for row in rows}
+
+
+@pytest.mark.parametrize("name", ["qwen", "llama3", "qwen3_nothink", "chatml", "alpaca"])
+def test_tokens_and_answers_are_those_of_llama_factory(beside, name):
+    row = beside[name]
+    assert row["tokens"] == row["answers"] == row["talks"] > 300, row
 
 
 def test_a_step_has_the_same_rows_on_any_number_of_ranks(found):
