@@ -39,9 +39,8 @@ for first in range(0, 120, 4):
 vocabulary = tokens.train_bpe([message["content"] for talk in read for message in talk.messages], 3000).tokenizer
 split = pre_tokenizers.Split(Regex(prepare.SPLITTINGS[0]), "isolated")
 vocabulary.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
-vocabulary.add_special_tokens(
-    [f"<|{word}|>" for word in ["im_start", "im_end", "begin_of_text", "eot_id", "eom_id", "start_header_id", "end_header_id"]]
-)
+words = "im_start im_end begin_of_text eot_id eom_id start_header_id end_header_id"
+vocabulary.add_special_tokens([f"<|{word}|>" for word in words.split()])
 
 
 def without_line_ends(ids, flags):

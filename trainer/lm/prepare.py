@@ -351,7 +351,7 @@ def main(argv: Optional[List[str]] = None) -> None:
 KNOWN = 1 << 18  # words in each half of the cache of a process: about 50 MB
 # Before a space that follows another character. Characters that some library may treat as a space do not count.
 _CUT = re.compile("(?<=[^\\s\u180e\u200b\ufeff])(?=[ \\t\\n\\r])")
-_CUT_SPACE = re.compile("(?<=[^\\s\u180e\u200b\ufeff])(?= )")
+_CUT_LINES = re.compile("(?<=[^\\s\u180e\u200b\ufeff])(?= )|(?<=\n)(?=[ \t]*[^\\s\u180e\u200b\ufeff])")
 SPLITTINGS = tuple(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     % n
@@ -363,8 +363,8 @@ def word_cut(tokenizer: Dict[str, Any]) -> Optional[re.Pattern[str]]:
     """Return where a text may be cut without changing its tokens, for a ``tokenizer.json``. None: nowhere.
 
     GPT-2's splitting has no piece that continues from another character into a space. That of Qwen and Llama 3 has none
-    that continues into a blank, but it has some that continue into a line end. Another normalizer than NFC, a prefix,
-    or an added token with a space may change tokens across a cut.
+    that continues into a blank, but some continue into a line end. There a piece ends after the last line end between
+    two words. Another normalizer than NFC, a prefix, or an added token with a space may change tokens across a cut.
     """
     model = tokenizer.get("model") or {}
     normalizer = (tokenizer.get("normalizer") or {"type": "NFC"}).get("type")
@@ -390,7 +390,7 @@ def word_cut(tokenizer: Dict[str, Any]) -> Optional[re.Pattern[str]]:
         first = steps[0]
         shape = (first.get("type"), first.get("behavior"), bool(first.get("invert")))
         if shape == ("Split", "Isolated", False) and (first.get("pattern") or {}).get("Regex") in SPLITTINGS:
-            return _CUT_SPACE
+            return _CUT_LINES
     return None
 
 
