@@ -148,7 +148,7 @@ class ChatTemplate:
                     raise RefusedError("%s: the conversation has more than %d characters" % (place, TEXT))
         except self._errors as error:
             what = "%s: %s does not accept the conversation: %s" % (place, self.where, _short(error))
-            raise RefusedError(what, "change the record, or leave such records out with --skip-bad") from error
+            raise RefusedError(what, "change the record, or leave such records out with --skip-wrong") from error
         return "".join(pieces)
 
 

@@ -112,7 +112,20 @@ def _message(turn: Any, place: str) -> Message:
             raise RefusedError("%s: the field 'tool_calls' is not a list of calls" % place)
         return {**turn, "role": "assistant", "content": text, "tool_calls": [_with_arguments(each) for each in calls]}
     more = {key: turn[key] for key in ("name", "tool_call_id", "reasoning_content") if isinstance(turn.get(key), str)}
-    return {"role": ROLES[role], "content": records.field(turn, what, place), **more}
+    return {"role": ROLES[role], "content": _content(turn, what, place), **more}
+
+
+def _content(turn: Dict[str, Any], name: str, place: str) -> str:
+    """Return the content of a message: a text, or the texts of a list of parts, joined."""
+    parts = turn.get(name)
+    if not isinstance(parts, list):
+        return records.field(turn, name, place)
+    texts = [
+        part.get("text", part.get("value")) for part in parts if isinstance(part, dict) and part.get("type") == "text"
+    ]
+    if len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        raise RefusedError("%s: the field %r has parts that are no text" % (place, name))
+    return "".join(map(str, texts))
 
 
 def _calls(text: str, place: str) -> List[Any]:

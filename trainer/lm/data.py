@@ -21,7 +21,7 @@ import json
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -57,37 +57,139 @@ def mixed(numbers: Any) -> Any:
         return z ^ (z >> np.uint64(31))
 
 
-class Samples:
-    """The samples of one split of all data sets. ``take`` returns them by number."""
+def permuted(places: Any, sizes: Any, keys: Any) -> Any:
+    """Map each place below its size to another one, by the permutation that its key determines. All uint64.
 
-    def __init__(self, sets: Sequence[DataSet], block: int, seed: int) -> None:
+    It is a Feistel network on the next even number of bits. A result that is not below the size is mapped again. So a
+    place of a permutation of any size is found without the others.
+    """
+    bits = np.maximum(1, np.ceil(np.log2(np.maximum(sizes, 2).astype(np.float64)) / 2)).astype(np.uint64)
+    low = (np.uint64(1) << bits) - np.uint64(1)
+    found = places.copy()
+    outside = np.ones(len(found), dtype=bool)
+    while outside.any():
+        left, right = found >> bits, found & low
+        for turn in range(4):
+            with np.errstate(over="ignore"):
+                left, right = right, left ^ (mixed(mixed(keys + np.uint64(turn)) ^ right) & low)
+        found = np.where(outside, (left << bits) | right, found)
+        outside = found >= sizes
+    return found
+
+
+PERIOD = 4096  # samples in which every data set has its share
+
+
+class Samples:
+    """The samples of one split of all data sets. ``take`` returns them by number.
+
+    With ``once``, no sample of a set is repeated before all others of the set: a shard is divided into samples, of
+    which an epoch is a permutation. Without, a sample is anywhere in a shard. With ``documents``, ``batch`` has the
+    ends of documents, which the vocabulary's ``end`` follows.
+    """
+
+    def __init__(
+        self, sets: Sequence[DataSet], block: int, seed: int, once: bool = False, documents: bool = False
+    ) -> None:
         self.block = block
+        self.once = once
         self._seed = mixed(np.array([seed % 2**64], dtype=np.uint64))[0]
         total = sum(each.weight for each in sets)
         self._set_ends = np.cumsum([each.weight / total for each in sets])
         self._shards: List[List[Any]] = [[shard for shard in each.shards if len(shard) > block] for each in sets]
-        self._ends = [np.cumsum([len(shard) - block for shard in shards]) for shards in self._shards]
+        self._ends = [np.cumsum([self._places(shard) for shard in shards]) for shards in self._shards]
+        self._document_end = _end_of(sets) if documents else None
+        self._slots = _slots([each.weight / total for each in sets])
+
+    def _places(self, shard: Any) -> int:
+        return (len(shard) - 1) // self.block if self.once else len(shard) - self.block
 
     def take(self, numbers: Sequence[int]) -> Tuple[torch.Tensor, torch.Tensor]:
         """Return samples by number: the tokens and the next tokens, each (samples, block), int64."""
-        keys = mixed(np.asarray(numbers, dtype=np.uint64) ^ self._seed)
-        chances = (keys >> np.uint64(11)).astype(np.float64) / 2**53
-        sets = np.minimum(np.searchsorted(self._set_ends, chances, side="right"), len(self._set_ends) - 1)
-        places = mixed(keys)
-        rows = np.empty((len(keys), self.block + 1), dtype=np.int64)
-        for row, each in enumerate(sets):
-            ends = self._ends[each]
-            start = int(places[row] % np.uint64(ends[-1]))
-            shard = int(np.searchsorted(ends, start, side="right"))
-            start -= int(ends[shard - 1]) if shard else 0
+        asked = np.asarray(numbers, dtype=np.uint64)
+        starts = self._permuted_places(asked) if self.once else self._random_places(asked)
+        rows = np.empty((len(asked), self.block + 1), dtype=np.int64)
+        for row, (each, shard, start) in enumerate(starts):
             rows[row] = self._shards[each][shard][start : start + self.block + 1]
         both = torch.from_numpy(rows)
         return both[:, :-1].contiguous(), both[:, 1:].contiguous()
 
+    def _random_places(self, numbers: Any) -> Iterator[Tuple[int, int, int]]:
+        keys = mixed(numbers ^ self._seed)
+        chances = (keys >> np.uint64(11)).astype(np.float64) / 2**53
+        sets = np.minimum(np.searchsorted(self._set_ends, chances, side="right"), len(self._set_ends) - 1)
+        for each, place in zip(sets, mixed(keys)):  # noqa: B905 - Python 3.9 has no strict
+            ends = self._ends[each]
+            yield (int(each), *self._inside(each, int(place % np.uint64(ends[-1]))))
+
+    def _permuted_places(self, numbers: Any) -> Iterator[Tuple[int, int, int]]:
+        """Yield the set, the shard and the first token of each sample.
+
+        Each ``PERIOD`` of numbers has as many samples of a set as its share says. A set's samples are numbered through
+        all periods. This number, divided by the samples in the set, is an epoch and a place in its permutation.
+        """
+        turns, places = numbers // np.uint64(PERIOD), numbers % np.uint64(PERIOD)
+        if len(self._slots) > 1:
+            places = permuted(places, np.full(len(places), PERIOD, dtype=np.uint64), mixed(turns ^ self._seed))
+        ends = np.cumsum(self._slots).astype(np.uint64)
+        sets = np.searchsorted(ends, places, side="right")
+        slots = np.asarray(self._slots, dtype=np.uint64)[sets]
+        streams = turns * slots + places - (ends[sets] - slots)
+        sizes = np.asarray([each[-1] for each in self._ends], dtype=np.uint64)[sets]
+        epochs = streams // sizes
+        keys = mixed(mixed(epochs) ^ mixed(self._seed ^ (sets + 1).astype(np.uint64)))
+        for each, place, key in zip(sets, permuted(streams % sizes, sizes, keys), keys):  # noqa: B905
+            shard, number = self._inside(each, int(place))
+            spare = (len(self._shards[each][shard]) - 1) % self.block  # tokens after the last sample
+            yield int(each), shard, number * self.block + int(key % np.uint64(spare + 1))
+
+    def _inside(self, each: int, place: int) -> Tuple[int, int]:
+        """Return the shard of a place in a set, and the place in this shard."""
+        ends = self._ends[each]
+        shard = int(np.searchsorted(ends, place, side="right"))
+        return shard, place - (int(ends[shard - 1]) if shard else 0)
+
     def batch(self, layout: Layout, step: int, micro: int) -> Batch:
         """See ``Source``."""
         tokens, targets = self.take(layout.numbers(step, micro))
-        return Batch(tokens, targets, None, layout.count(layout.rows * self.block))
+        ends = None if self._document_end is None else _document_ends(tokens.numpy(), self._document_end)
+        return Batch(tokens, targets, ends, layout.count(layout.rows * self.block))
+
+
+SHORT = 32  # tokens of a document: of shorter ones, a row has more ends than a batch can name, and some are joined
+
+
+def _document_ends(rows: Any, end: int) -> torch.Tensor:
+    """Return the ends of the documents in rows: after each end token, and at the end of each row."""
+    batch, block = rows.shape
+    most = max(8, block // SHORT)
+    found = np.full(batch * most + 1, batch * block, dtype=np.int32)
+    found[0] = count = 0
+    for row, line in enumerate(rows):
+        inside = np.flatnonzero(line[:-1] == end)[: most - 1] + 1
+        for place in [*inside.tolist(), block]:
+            count += 1
+            found[count] = row * block + place
+    return torch.from_numpy(found)
+
+
+def _end_of(sets: Sequence[DataSet]) -> int:
+    found = next((each.vocabulary.end for each in sets if each.vocabulary), None)
+    if found is None:
+        what = "%s: its vocabulary has no token that ends a document" % sets[0].folder
+        raise RefusedError(what, "prepare the data with a BPE that has %s" % tokens.END)
+    return found
+
+
+def _slots(shares: Sequence[float]) -> List[int]:
+    """Divide a period among shares: the whole parts, and one more for the largest remainders. At least one each."""
+    slots = [max(1, int(PERIOD * share)) for share in shares]
+    by_remainder = sorted(range(len(shares)), key=lambda each: slots[each] - PERIOD * shares[each])
+    for number in range(PERIOD - sum(slots)):
+        slots[by_remainder[number % len(slots)]] += 1
+    while sum(slots) > PERIOD:
+        slots[slots.index(max(slots))] -= 1
+    return slots
 
 
 def open_sets(named: Sequence[str], split: str, block: int) -> List[DataSet]:

@@ -46,11 +46,6 @@ class Packed:
             self._targets.extend(each.targets)
         self._counted: Tuple[int, int, int] = (-1, -1, 0)  # a step, its rows, and its targets
 
-    @property
-    def samples(self) -> int:
-        """The number of samples of all sets."""
-        return self._firsts[-1]
-
     def steps(self, epochs: int, global_batch: int) -> int:
         """Return the number of steps of some epochs."""
         return packing.steps(self.plan.rows(epochs), global_batch)
@@ -266,12 +261,8 @@ def _of(part: Part, chosen: Sequence[int], weight: float) -> Part:
 
 
 def report(source: Packed) -> str:
-    """Return a line about the packing of an epoch."""
-    rows: int = source.plan.rows(1)
+    """Return a line about the packing of the first epoch."""
+    epoch, room = source.plan.epoch(0), source.plan.room
     padding = 100 * source.plan.padding()
-    return "an epoch has %d samples in %d rows of %d tokens, %.1f %% padding" % (
-        source.samples,
-        rows,
-        source.plan.room,
-        padding,
-    )
+    facts = (len(epoch.samples), epoch.rows, room, padding)
+    return "the first epoch has %d samples in %d rows of %d tokens, %.1f %% of them padding" % facts

@@ -1,8 +1,8 @@
 """Packs samples of different lengths into rows, epoch after epoch. Pure functions of the seed; needs only Python.
 
 An epoch is a random order of all samples. ``pack`` takes a window of this order and puts each sample, the longest
-first, into the emptiest of a number of rows. So every row has long samples and short ones, and the short ones fill the
-gaps. The samples that do not fit go to the next window. The rows of an epoch are then shuffled.
+first, into one of a number of rows: the emptiest, or the fullest, whichever leaves less padding in the window. The
+samples that do not fit go to the next window. The rows of an epoch are then shuffled.
 
 A row's number is its place in this endless sequence of epochs, so a step's rows depend on the seed, the step and the
 global batch alone. To find a row, all earlier epochs are packed again: two seconds for a million samples.
@@ -19,6 +19,7 @@ from heapq import heappop, heapreplace
 from typing import Dict, Iterable, Iterator, List, Sequence, Tuple
 
 WINDOW_ROWS = 64  # rows of a window
+FULL = 0.99  # of a window's tokens: not worth a second attempt
 
 
 def key_of(*parts: object) -> int:
@@ -59,18 +60,34 @@ def order(sizes: Sequence[int], weights: Sequence[float], seed: int, epoch: int)
     return chosen
 
 
-def pack(
-    samples: Sequence[int], lengths: Sequence[int], room: int, most: int, count: int
-) -> Tuple[List[List[int]], List[int]]:
+Packed = Tuple[List[List[int]], List[int]]  # rows, and the samples that did not fit
+
+
+def pack(samples: Sequence[int], lengths: Sequence[int], room: int, most: int, count: int) -> Packed:
     """Put samples into ``count`` rows of ``room`` tokens with at most ``most`` samples each.
 
     ``lengths`` has the length of each sample of the data, between 1 and ``room``. Return the rows, without empty ones,
     and the samples that did not fit.
     """
+    longest_first = sorted(samples, key=lengths.__getitem__, reverse=True)
+    first = _pack_emptiest(longest_first, lengths, room, most, count)
+    if _fill(first, lengths) >= FULL * room:
+        return first
+    other = _pack_fullest(longest_first, lengths, room, most, count)
+    return max(first, other, key=lambda packed: _fill(packed, lengths))
+
+
+def _fill(packed: Packed, lengths: Sequence[int]) -> float:
+    rows, _ = packed
+    return sum(lengths[sample] for row in rows for sample in row) / len(rows)
+
+
+def _pack_emptiest(longest_first: Sequence[int], lengths: Sequence[int], room: int, most: int, count: int) -> Packed:
+    """Put each sample into the emptiest row: the short ones fill the gaps of all rows."""
     rows: List[List[int]] = [[] for _ in range(count)]
     emptiest = list(range(count))  # a heap of tokens x count + row
     left: List[int] = []
-    for sample in sorted(samples, key=lengths.__getitem__, reverse=True):
+    for sample in longest_first:
         used = emptiest[0] if emptiest else room * count
         length = lengths[sample]
         if used // count + length > room:
@@ -83,6 +100,35 @@ def pack(
         else:
             heappop(emptiest)
     return [row for row in rows if row], left
+
+
+def _pack_fullest(longest_first: Sequence[int], lengths: Sequence[int], room: int, most: int, count: int) -> Packed:
+    """Put each sample into the fullest row that has room for it (best fit): better where few samples fill a row."""
+    rows: List[List[int]] = []
+    by_room: Dict[int, List[int]] = {}  # the numbers of rows by the room left in them
+    rooms = 0  # bit n: there is a row with room for n tokens
+    left: List[int] = []
+    for sample in longest_first:
+        length = lengths[sample]
+        fitting = rooms >> length
+        if fitting:
+            free = length + (fitting & -fitting).bit_length() - 1
+            numbers = by_room[free]
+            number = numbers.pop()
+            if not numbers:
+                rooms &= ~(1 << free)
+        elif len(rows) < count:
+            free, number = room, len(rows)
+            rows.append([])
+        else:
+            left.append(sample)
+            continue
+        rows[number].append(sample)
+        free -= length
+        if free and len(rows[number]) < most:
+            by_room.setdefault(free, []).append(number)
+            rooms |= 1 << free
+    return rows, left
 
 
 def most_per_row(lengths: Sequence[int], room: int) -> int:

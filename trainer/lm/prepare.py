@@ -23,7 +23,7 @@ import time
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -70,7 +70,7 @@ def chunks(path: Path) -> Iterator[str]:
                 if not text:
                     return
                 yield text + file.readline()
-    except records.UNREADABLE as error:
+    except records.unpacking_errors() as error:
         raise RefusedError("%s cannot be unpacked: %s" % (path, error), "copy the file again") from error
     except OSError as error:
         raise RefusedError("%s: %s" % (path, error.strerror or error), "check the path of the text") from error
@@ -348,11 +348,10 @@ def main(argv: Optional[List[str]] = None) -> None:
     sys.stdout.write("%s: %s, vocabulary of %d\n" % (options.out, counted, vocabulary.size))
 
 
-KNOWN = 1 << 17  # words in the cache of a process: about 20 MB
-LONG = 64  # longer words are not cached
+KNOWN = 1 << 18  # words in each half of the cache of a process: about 50 MB
 # Before a space that follows another character. Characters that some library may treat as a space do not count.
 _CUT = re.compile("(?<=[^\\s\u180e\u200b\ufeff])(?=[ \\t\\n\\r])")
-_CUT_SPACE = re.compile("(?<=[^\\s\u180e\u200b\ufeff])(?= )")
+_CUT_LINES = re.compile("(?<=[^\\s\u180e\u200b\ufeff])(?= )|(?<=\n)(?=[ \t]*[^\\s\u180e\u200b\ufeff])")
 SPLITTINGS = tuple(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     % n
@@ -364,8 +363,8 @@ def word_cut(tokenizer: Dict[str, Any]) -> Optional[re.Pattern[str]]:
     """Return where a text may be cut without changing its tokens, for a ``tokenizer.json``. None: nowhere.
 
     GPT-2's splitting has no piece that continues from another character into a space. That of Qwen and Llama 3 has none
-    that continues into a blank, but it has some that continue into a line end. Another normalizer than NFC, a prefix,
-    or an added token with a space may change tokens across a cut.
+    that continues into a blank, but some continue into a line end. There a piece ends after the last line end between
+    two words. Another normalizer than NFC, a prefix, or an added token with a space may change tokens across a cut.
     """
     model = tokenizer.get("model") or {}
     normalizer = (tokenizer.get("normalizer") or {"type": "NFC"}).get("type")
@@ -391,7 +390,7 @@ def word_cut(tokenizer: Dict[str, Any]) -> Optional[re.Pattern[str]]:
         first = steps[0]
         shape = (first.get("type"), first.get("behavior"), bool(first.get("invert")))
         if shape == ("Split", "Isolated", False) and (first.get("pattern") or {}).get("Regex") in SPLITTINGS:
-            return _CUT_SPACE
+            return _CUT_LINES
     return None
 
 
@@ -409,43 +408,43 @@ class Encoder:
         self._field = field
         self._held_back = held_back
         self._code = next(code for code in "HIL" if array(code).itemsize == self._kind.itemsize)
-        self.known: Dict[str, bytes] = {}
+        self._known: Dict[str, bytes] = {}
+        self._older: Dict[str, bytes] = {}
         tokenizer = vocabulary.tokenizer if isinstance(vocabulary, tokens.Bpe) else None
         self.cut = word_cut(json.loads(tokenizer.to_str())) if tokenizer is not None else None
 
     def __call__(self, piece: Piece) -> List[Tuple[str, Any]]:
         """Return the tokens of a piece by split, with the end token after each document."""
         if isinstance(piece, Chunk):
-            return [(piece.split, self._joined([(piece.text, piece.ends)]))]
-        found: Dict[str, List[Tuple[str, bool]]] = {split: [] for split in SPLITS}
+            return [(piece.split, self._joined(self.encode([piece.text]), piece.ends))]
+        found: Dict[str, List[str]] = {split: [] for split in SPLITS}
         for number, (place, item) in enumerate(piece.places(), piece.first):
             text = records.field(records.parse(item, place), self._field, place)
-            found[chosen(number, self._held_back)].append((text, True))
-        return [(split, self._joined(texts)) for split, texts in found.items() if texts]
+            found[chosen(number, self._held_back)].append(text)
+        return [(split, self._joined(self.encode(texts), True)) for split, texts in found.items() if texts]
 
-    def _joined(self, texts: Iterable[Tuple[str, bool]]) -> Any:
-        end = [] if self._vocabulary.end is None else [self._vocabulary.end]
-        parts: List[Any] = []
-        for text, ends in texts:
-            parts.append(self.encode(text))
-            if ends:
-                parts.append(np.asarray(end, dtype=self._kind))
-        return np.concatenate(parts)
-
-    def encode(self, text: str) -> Any:
-        """Return the tokens of a text."""
-        if self.cut is None:
-            return np.asarray(self._vocabulary.encode(text), dtype=self._kind)
-        known = self.known
-        fresh: Dict[str, bytes] = {}
-        words: List[str] = self.cut.split(text)
-        for word in dict.fromkeys(words):
-            if word not in known:
-                encoded_word = array(self._code, self._vocabulary.encode(word)).tobytes()
-                (known if len(known) < KNOWN and len(word) <= LONG else fresh)[word] = encoded_word
-        found = known if not fresh else {**{word: known[word] for word in set(words) - set(fresh)}, **fresh}
-        joined = b"".join(map(found.__getitem__, words))
+    def _joined(self, parts: Sequence[bytes], ends: bool) -> Any:
+        end = self._bytes([self._vocabulary.end]) if ends and self._vocabulary.end is not None else b""
+        joined = end.join(parts) + end
         return np.frombuffer(joined, dtype=self._code).astype(self._kind)
+
+    def _bytes(self, numbers: Sequence[int]) -> bytes:
+        return array(self._code, numbers).tobytes()
+
+    def encode(self, texts: Sequence[str]) -> List[bytes]:
+        """Return the tokens of texts, as bytes of the machine's order."""
+        if self.cut is None:
+            return [self._bytes(each) for each in self._vocabulary.encode_all(texts)]
+        words = [self.cut.split(text) for text in texts]
+        found: Dict[str, Any] = {
+            word: self._known.get(word) or self._older.get(word) for each in words for word in each
+        }
+        fresh = [word for word, encoded in found.items() if encoded is None]
+        found.update(zip(fresh, map(self._bytes, self._vocabulary.encode_all(fresh))))  # noqa: B905 - Python 3.9
+        self._known.update(found)
+        if len(self._known) > KNOWN:  # keep the words of the last pieces
+            self._older, self._known = self._known, {}
+        return [b"".join(map(found.__getitem__, each)) for each in words]
 
 
 if __name__ == "__main__":

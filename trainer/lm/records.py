@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
+import sys
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,6 @@ GROUP = 4 << 20  # bytes of records that a process takes at a time
 ROWS = 1024  # rows of a Parquet file in memory
 PACKED = (".gz", ".zst")
 SUFFIXES = (".jsonl", ".json", ".parquet")
-UNREADABLE = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,14 @@ def unpacked(path: Path) -> IO[bytes]:
             import zstandard  # noqa: PLC0415 - only for .zst
         except ImportError as error:
             raise RefusedError("%s: the package zstandard is not installed" % path, "zstd -d %s" % path) from error
-        return zstandard.open(path, "rb")  # type: ignore[no-any-return]
+        return io.BufferedReader(zstandard.open(path, "rb"), 1 << 20)
     return path.open("rb")
+
+
+def unpacking_errors() -> Tuple[Any, ...]:
+    """Return the errors of damaged files, for an ``except``."""
+    loaded: Any = sys.modules.get("zstandard")  # the package has its own
+    return (EOFError, zlib.error, gzip.BadGzipFile, *([loaded.ZstdError] if loaded else []))
 
 
 def groups(path: Path) -> Iterator[Group]:
@@ -123,7 +130,7 @@ def groups(path: Path) -> Iterator[Group]:
             yield from _whole(path)
         else:
             yield from _lines(path)
-    except UNREADABLE as error:
+    except unpacking_errors() as error:
         raise RefusedError("%s cannot be unpacked: %s" % (path, error), "copy the file again") from error
     except OSError as error:
         raise RefusedError("%s: %s" % (path, error.strerror or error), "check the path of the data") from error

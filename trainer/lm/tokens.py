@@ -15,7 +15,9 @@ from trainer.lm.errors import RefusedError
 
 CHARACTERS = "characters.json"
 BPE = "tokenizer.json"
-END = "<|endoftext|>"  # GPT-2's
+END = "<|endoftext|>"  # GPT-2's and Qwen's
+# The token after a document, the first that a vocabulary has: also Llama 3's, Llama 2's, Gemma's and DeepSeek's.
+ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>")
 
 
 class Tokens:
@@ -32,6 +34,10 @@ class Tokens:
     def encode(self, text: str) -> Sequence[int]:
         """Return a text's tokens."""
         raise NotImplementedError
+
+    def encode_all(self, texts: Sequence[str]) -> List[Sequence[int]]:
+        """Return the tokens of each text."""
+        return [self.encode(text) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
@@ -89,11 +95,18 @@ class Bpe(Tokens):
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         super().__init__(tokenizer.get_vocab())
-        self.end = tokenizer.token_to_id(END)
+        numbers = (tokenizer.token_to_id(each) for each in ENDS)
+        self.end = next((each for each in numbers if each is not None), None)
 
     def encode(self, text: str) -> List[int]:
         """See ``Tokens``."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def encode_all(self, texts: Sequence[str]) -> List[Sequence[int]]:
+        """See ``Tokens``."""
+        # Without the places of the tokens in the text, where the library offers it (tokenizers 0.20).
+        encode = getattr(self.tokenizer, "encode_batch_fast", self.tokenizer.encode_batch)
+        return [each.ids for each in encode(texts, add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """See ``Tokens``."""
