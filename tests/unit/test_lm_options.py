@@ -88,13 +88,21 @@ def test_help_shows_every_range_and_every_relation(capsys):
             "--patience 2 counts evaluations, but --eval-interval 0 turns them off",
         ),
         (["--offload", "optimizer"], "--offload optimizer needs FSDP or DeepSpeed, not --engine plain (default)"),
-        (["--offload", "all", "--engine", "zero2"], "--offload all: only FSDP and ZeRO-3 shard parameters, not --engine zero2"),
+        (
+            ["--offload", "all", "--engine", "zero2"],
+            "--offload all: only FSDP and ZeRO-3 shard parameters, not --engine zero2",
+        ),
         (
             ["--offload", "optimizer", "--engine", "zero0"],
             "--offload optimizer: --engine zero0 cannot shard the optimizer",
         ),
+        (
+            ["--offload", "optimizer", "--engine", "fsdp"],
+            "--offload optimizer: with --engine fsdp parameters and optimizer are in the same memory",
+        ),
+        (["--compile", "whole", "--engine", "fsdp"], "--compile whole: --engine fsdp gathers weights between"),
         (["--coalesce"], "--coalesce True: only zero2, zero3 and fsdp"),
-        (["--engine", "zero1", "--reduce-dtype", "bfloat16"], "--reduce-dtype bfloat16 needs the engine plain, not"),
+        (["--engine", "zero1", "--reduce-dtype", "bfloat16"], "--reduce-dtype bfloat16 needs the engine plain or fsdp"),
         (["--deepspeed-config", "x"], "--deepspeed-config x needs DeepSpeed, not --engine plain (default)"),
         (["--model", "gpt2", "--n-layer", "3"], "--n-layer 3: gpt2 has 12"),
     ],

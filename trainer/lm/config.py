@@ -28,6 +28,7 @@ CHOICES = {
     "compile": ("auto", "whole", "blocks", "off"),
     "schedule": ("cosine", "linear", "constant"),
     "checkpointing": ("off", "selective", "full"),
+    "save_async": ("auto", "on", "off"),
     "device": ("auto", "cpu", "cuda"),
 }
 TRAVELS = ("float32", "bfloat16")
@@ -100,11 +101,12 @@ class Config:
     patience: int = _is(0, "stop after this many evaluations without a lower loss (0: never)", _STEPS)
     save_interval: int = _is(0, "steps between checkpoints (0: at each evaluation)", EVERY)
     save: bool = _is(True, "write checkpoints; false to only measure the speed")
+    save_async: str = _is("auto", "write checkpoints during the next steps, from a copy in host memory (auto: on GPUs)")
     always_save: bool = _is(True, "save also when the loss is not the lowest")
     keep: int = _is(2, "newest checkpoints to keep, beside the best (0: all)", _STEPS)
 
     engine: str = _is(
-        "plain", "plain: torch with a sharded optimizer; fsdp: torch with everything sharded; zeroN: DeepSpeed, stage N"
+        "plain", "plain: torch with a sharded optimizer; fsdp: torch, all sharded; zeroN: DeepSpeed, stage N"
     )
     offload: str = _is("none", "DeepSpeed and fsdp: what to keep in host memory")
     coalesce: bool = _is(
@@ -116,7 +118,8 @@ class Config:
     )
     compile: str = _is(
         "auto",
-        "torch.compile of the loss, of each block, or off (auto: on GPUs whole, blocks with fsdp, off with zero3)",
+        "torch.compile of the loss, of each block, or off (auto: on GPUs blocks, whole for GPT-2 except with fsdp; "
+        "off with zero3)",
     )
     checkpointing: str = _is(
         "off",
@@ -274,7 +277,10 @@ def _parser() -> Parser:
     )
     for each in dataclasses.fields(Config):
         name, what, bound = option(each.name), each.metadata["help"], each.metadata.get("bound")
-        shown = "%s (%s)" % (what, "required" if each.name == "data" else "none" if each.default in ("", ()) else each.default)
+        shown = "%s (%s)" % (
+            what,
+            "required" if each.name == "data" else "none" if each.default in ("", ()) else each.default,
+        )
         common: Dict[str, Any] = {"dest": each.name, "default": argparse.SUPPRESS}
         if bound:
             default: Any = each.default
