@@ -29,7 +29,7 @@ from trainer.lm.feed import Feed
 from trainer.lm.log import Figures, Log, Watch
 from trainer.lm.model import evaluating, fastest_attention
 from trainer.lm.ranks import Ranks
-from trainer.lm.saving import Copies, Flight, make_copies
+from trainer.lm.saving import Copies, Pending, make_copies
 from trainer.lm.sources import Data, Evaluated
 from trainer.lm.start import Start
 
@@ -184,7 +184,7 @@ class Keeper:
         self._evaluated: Tuple[int, Optional[float]] = (-1, None)  # step and loss of the last evaluation
         self._is_async = config.save_async == "on" or (config.save_async == "auto" and ranks.device.type == "cuda")
         self._copies: Optional[Copies] = None
-        self._flight: Optional[Flight] = None
+        self._pending: Optional[Pending] = None
 
     def resume(self, found: Checkpoint) -> int:
         """Take over the state of a checkpoint. Return its step."""
@@ -254,7 +254,7 @@ class Keeper:
         else:
             self._copies.take(engine.tensors())
             result = self._copies.write(saving)
-        self._flight = Flight(saving, loss, result, began, time.monotonic() - began)
+        self._pending = Pending(saving, loss, result, began, time.monotonic() - began)
         if ends or self._copies is None:
             self.finish()
 
@@ -266,25 +266,25 @@ class Keeper:
     @property
     def is_written(self) -> bool:
         """Whether this rank has written its part of the save that has begun."""
-        return self._flight is not None and self._flight.result.done()
+        return self._pending is not None and self._pending.result.done()
 
     def finish(self) -> None:
         """Complete the save that has begun, if any: all ranks together."""
-        if self._flight is None:
+        if self._pending is None:
             return
-        flight, self._flight = self._flight, None
-        step, waited = flight.saving.state.step, time.monotonic()
-        self.failure = self._folder.finish(flight.saving, flight.result.result())
+        pending, self._pending = self._pending, None
+        step, waited = pending.saving.state.step, time.monotonic()
+        self.failure = self._folder.finish(pending.saving, pending.result.result())
         if self.failure:
             kept = "earlier checkpoints are unchanged"
             self._log.say("step %d: not saved: %s; %s" % (step, self.failure, kept))
             return
         self._saved = step
-        if flight.loss is not None:
-            self.best = min(self.best, flight.loss)
+        if pending.loss is not None:
+            self.best = min(self.best, pending.loss)
         self._folder.prune()
         now = time.monotonic()
-        times = (now - flight.began, flight.stopped + now - waited)
+        times = (now - pending.began, pending.stopped + now - waited)
         took = "took %.2fs, the training paused for %.2fs" % times
         self._log.say("step %d: saved %s/iter_%d (%s)" % (step, self._config.out, step, took))
 

@@ -19,7 +19,7 @@ SHARE = 0.8  # of the available host memory: other programs, and pages that the 
 _BYTES = 4  # of a number
 
 
-class Flight(NamedTuple):
+class Pending(NamedTuple):
     """A save whose part is being written. ``began`` is its start, ``stopped`` how long the training waited for it."""
 
     saving: Saving
