@@ -104,6 +104,34 @@ def test_sharded_training_resumes_to_the_last_bit(together):
         assert resumed == {step: whole[step] for step in (4, 5, 6)}
 
 
+@pytest.fixture(scope="module")
+def three(gpt):
+    """Trainings of three processes: a model whose output is no embedding, and no size a multiple of three."""
+    model = {"model_type": "qwen3", "vocab_size": 22, "hidden_size": 32, "intermediate_size": 37, "head_dim": 4}
+    model |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model |= {"max_position_embeddings": 64, "tie_word_embeddings": False}
+    (gpt.folder / "qwen").mkdir()
+    (gpt.folder / "qwen/config.json").write_text(json.dumps(model))
+    fixed = ["--data", "first", "--model", "qwen", "--block-size", 32, "--batch-size", 2, "--accumulation", 2]
+    fixed += ["--eval-interval", 3, "--eval-iters", 3, "--max-iters", 6, "--keep", 0, "--trackers", "none"]
+    runs = {engine: ["--engine", engine] for engine in ("plain", "fsdp")}
+    runs["plain>fsdp"] = ["--engine", "fsdp", "--resume", "three-plain/iter_3"]
+    runs["fsdp>plain"] = ["--engine", "plain", "--resume", "three-fsdp/iter_3"]
+    argv = [[*fixed, *more, "--out", f"three-{name}"] for name, more in runs.items()]
+    found = dict(zip(runs, gpt.session(argv, ranks=3, tiny=False), strict=True))
+    alone = [*fixed[:6], "--max-iters", 6, "--trackers", "none", "--out", "three>one", "--resume", "three-fsdp/iter_3"]
+    return {**found, "three>one": gpt.session([alone], tiny=False)[0]}
+
+
+def test_shares_may_be_uneven_and_empty(three):
+    """Of the four rows of a norm of heads, the third rank has none."""
+    whole = three["plain"]
+    for key in ("loss", "eval_loss", "grad_norm"):
+        assert three["fsdp"].records(key) == pytest.approx(whole.records(key), rel=1e-5)
+    for name in ("plain>fsdp", "fsdp>plain", "three>one"):
+        assert three[name].losses == pytest.approx({step: whole.losses[step] for step in (4, 5, 6)}, rel=1e-5)
+
+
 def test_sixteen_bits_stay_near(alone, together):
     exact = alone["eight"].losses
     named = ("bfloat16", "bfloat16-fsdp", "float16", "float16-fsdp")

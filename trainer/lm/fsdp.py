@@ -147,7 +147,7 @@ class Fsdp:
         for name, parameter in self._sharded.items():
             start, mine = _rows(parameter)
             if mine.numel():
-                found.append(Piece(name, start * parameter[0].numel(), mine.numel()))
+                found.append(Piece(name, start * (parameter.numel() // len(parameter)), mine.numel()))
         return found
 
     def tensors(self) -> Iterator[torch.Tensor]:
