@@ -216,7 +216,7 @@ class Keeper:
     def save(self, step: int, engine: Engine, start: Start, ends: bool = False, is_final: bool = False) -> None:
         """Save the state of all ranks unless it is saved already, and update ``best`` and ``final``.
 
-        ``ends``: the training is over. Otherwise the save may go on during the next steps, see ``finish``.
+        ``ends``: the training is over. Otherwise the save may continue during the next steps, until ``finish``.
         """
         if not self._config.save:
             return
@@ -273,6 +273,8 @@ class Keeper:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
+        if not pending.result.done():
+            self._log.phase("saving")
         step, waited = pending.saving.state.step, time.monotonic()
         self.failure = self._folder.finish(pending.saving, pending.result.result())
         if self.failure:

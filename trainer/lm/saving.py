@@ -1,4 +1,4 @@
-"""Saves that go on during the next steps: the tensors are copied to host memory, and a thread writes the copies.
+"""Saves that continue during the next steps: the tensors are copied to host memory, and a thread writes the copies.
 
 Only the main thread takes part in collectives: it starts a save, sees at the end of a step that the threads of all
 ranks are done, and then completes it. Until then the previous checkpoint is the newest one.
@@ -7,6 +7,7 @@ ranks are done, and then completes it. Until then the previous checkpoint is the
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
 import torch
@@ -39,12 +40,11 @@ class Copies:
         self._copied: Any = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)
-            # Not torch's page-locked memory, which it rounds up to a power of two. If this fails, copies are slower.
-            torch.cuda.cudart().cudaHostRegister(flat.data_ptr(), flat.nbytes, 0)
+            _lock_pages(flat, device)
         self._writer = ThreadPoolExecutor(1)
 
     def take(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Start to copy. A GPU goes on copying: call ``wait`` before the tensors change."""
+        """Start to copy. A GPU may still be copying afterwards: call ``wait`` before the tensors change."""
         if self._stream is None:
             self._copy(tensors)
             return
@@ -71,6 +71,17 @@ class Copies:
         if copied is not None:
             copied.synchronize()
         yield from self._buffers
+
+
+def _lock_pages(memory: torch.Tensor, device: torch.device) -> None:
+    """Let a GPU copy into host memory while the program continues. If this fails, the program waits for each copy.
+
+    torch's own page-locked memory would be rounded up to a power of two.
+    """
+    failed = memory.nbytes and int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    if failed:
+        with suppress(RuntimeError):  # the next kernel reports this error, and then it is cleared
+            torch.ones((), device=device)
 
 
 def make_copies(pieces: Sequence[Piece], ranks: Ranks, say: Callable[[str], None]) -> Optional[Copies]:
