@@ -40,7 +40,7 @@ def alone(gpt):
 @pytest.fixture(scope="module")
 def together(gpt, alone):
     """Trainings of two processes: each engine, and each resumed from the third step of another one."""
-    runs = {engine: ["--engine", engine] for engine in ENGINES}
+    runs = {engine: ["--engine", engine, "--save-async", "on"] for engine in ENGINES}
     runs["offload-2"] = ["--engine", "zero2", "--offload", "optimizer"]
     runs["offload-3"] = ["--engine", "zero3", "--offload", "all"]
     runs["offload-fsdp"] = ["--engine", "fsdp", "--offload", "all"]
