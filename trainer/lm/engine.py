@@ -116,8 +116,11 @@ def creation(config: Config, ranks: Ranks, micro_steps: int) -> Creation:
     """
     dtype = dtype_for(config, ranks.device)
     if config.engine == "fsdp":
-        from trainer.lm import fsdp  # noqa: PLC0415 - torch's part for it takes a second to import
-
+        try:
+            from trainer.lm import fsdp  # noqa: PLC0415 - torch's part for it takes a second to import
+        except ImportError as error:
+            what = "--engine fsdp needs torch 2.6 or later, not %s: %s" % (torch.__version__, error)
+            raise RefusedError(what, "--engine plain") from error
         return Creation(torch.device("meta"), lambda model: fsdp.shard(model, config, ranks, dtype), fsdp.put)
     if config.engine == "zero3":
         from trainer.lm import zero  # noqa: PLC0415 - the other engines need no DeepSpeed
