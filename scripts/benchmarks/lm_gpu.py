@@ -47,6 +47,7 @@ def cases(batch: int) -> dict[str, list[str]]:
         passes = ["--batch-size", str(samples), "--accumulation", str(32 // samples)]
         return ["--engine", engine, "--dtype", "float16", *passes, "--max-iters", str(GUIDE_STEPS), *more]
 
+    saves = ["--save", "true", "--save-interval", "4", "--max-iters", "13", "--keep", "1"]
     return {
         "ours": both,
         "guide": guide("zero2", 1, "--compile", "off"),
@@ -59,6 +60,12 @@ def cases(batch: int) -> dict[str, list[str]]:
         "guide-zero3": guide("zero3", 1, "--compile", "off"),
         "guide-ddp": guide("zero0", 1, "--compile", "off"),
         "ours-blocks": [*both, "--compile", "blocks"],
+        "fsdp": ["--engine", "fsdp", *both],
+        "fsdp-coalesced": ["--engine", "fsdp", *both, "--coalesce"],
+        "fsdp-offload": ["--engine", "fsdp", *both, "--offload", "all"],
+        "saves": [*both, *saves],
+        "saves-fsdp": ["--engine", "fsdp", *both, *saves],
+        "saves-off": [*both, *saves, "--save-async", "off"],
     }
 
 
@@ -105,6 +112,9 @@ def ours(name: str, argv: list[str], work: Path, seconds: float) -> dict[str, ob
     result["mfu"] = round(statistics.median(each["mfu"] or 0 for each in steps), 4)
     result["gb_peak"] = round(max(each["memory"] or 0 for each in steps) / 1e9, 1)
     result["parts_ms_a_step"] = {key[:-3]: round(statistics.median(each[key] for each in steps), 1) for key in parts}
+    saves = re.findall(r"took ([\d.]+)s, the training paused for ([\d.]+)s", (out / "train.log").read_text())
+    if saves:
+        result["saves_took_paused_s"] = [[float(took), float(paused)] for took, paused in saves]
     if why:
         result["failed"] = why
     return result

@@ -43,7 +43,8 @@ def main():
     for step, loss in ((1, 2.0), (2, 1.0), (3, 3.0)):
         state = checkpoint.State(step, step, Shape(1, 1, 1, 1, 1), 1.0, 0, 1.0, 2, "plain", None, {}, loss)
         names = ["best"] if step < 3 else []
-        assert folder.save(state, mine, [torch.ones(1)] * 3, None, names) is None
+        saving = folder.begin(state, mine, None, names)
+        assert folder.finish(saving, saving.write([torch.ones(1)] * 3)) is None
         everyone.all(True)
         folder.prune()
         everyone.all(True)

@@ -2,7 +2,8 @@
 
 ``nan``: the rank's loss is no number in that step. ``full``: from that step on no file can be written; ``once``: in
 that step only. ``memory``: torch has no memory for that step. ``interrupt``, ``impatient``: SIGINT comes in it, once or
-three times. ``--evaluated`` decides losses (``evaluated.py``).
+three times. ``late``: a save of that step is written only when the third step after it begins. ``little``: host memory
+has no room for copies. ``--evaluated`` decides losses (``evaluated.py``).
 """
 
 import itertools
@@ -10,17 +11,18 @@ import os
 import resource
 import signal
 import sys
+import threading
 
 import evaluated
 import torch
 
 from trainer.lm import __main__ as program
-from trainer.lm import checkpoint, engine
+from trainer.lm import checkpoint, engine, saving
 from trainer.lm.errors import exit_with
 
 how, step, rank = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 calls = itertools.count(1)
-micro_step, save = engine.Plain.micro_step, checkpoint.Folder.save
+micro_step, write = engine.Plain.micro_step, checkpoint.Saving.write
 
 
 def poisoned(self, batch, number):
@@ -43,21 +45,41 @@ def too_large(self, batch, number):
     return micro_step(self, batch, number)
 
 
-def full(self, state, *rest):
+def full(self, tensors):
     most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if state.step == step or (state.step > step and how == "full"):
+    if self.state.step == step or (self.state.step > step and how == "full"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, most[1]))
-    trouble = save(self, state, *rest)
+    trouble = write(self, tensors)
     resource.setrlimit(resource.RLIMIT_FSIZE, most)
     return trouble
 
 
-if how == "nan":
+later = threading.Event()
+
+
+def counted(self, batch, number):
+    if next(calls) == step + 3:
+        later.set()
+    return micro_step(self, batch, number)
+
+
+def late(self, tensors):
+    if self.state.step == step:
+        assert later.wait(60)
+    return write(self, tensors)
+
+
+if how == "late":
+    engine.Plain.micro_step = counted
+    checkpoint.Saving.write = late
+elif how == "little":
+    saving.available_memory = lambda: 10_000
+elif how == "nan":
     engine.Plain.micro_step = poisoned
 elif how == "memory":
     engine.Plain.micro_step = too_large
 elif how in ("interrupt", "impatient"):
     engine.Plain.micro_step = interrupted
 else:
-    checkpoint.Folder.save = full
+    checkpoint.Saving.write = full
 exit_with(lambda: program.main(evaluated.decide(sys.argv[4:])))

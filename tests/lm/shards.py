@@ -1,4 +1,4 @@
-"""How ZeRO-3 starts on two forked ranks: ``shards.py FOLDER``.
+"""How ZeRO-3 and FSDP start on two forked ranks: ``shards.py FOLDER``.
 
 Rank 0 prints a JSON object for each beginning: bytes of tensors that were alive at the same time on each rank, as
 shares of the whole model in fp32, and how many weights are not what they are to be.
@@ -17,6 +17,7 @@ os.environ.update(DS_ACCELERATOR="cpu", DEEPSPEED_LOG_LEVEL="warning")
 
 import deepspeed  # noqa: F401 - once for both ranks
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -46,7 +47,12 @@ class Alive(TorchDispatchMode):
         return made
 
     def _storages(self, tree):
-        tensors = (each for each in tree_leaves(tree) if isinstance(each, torch.Tensor))
+        with torch.no_grad():
+            tensors = [
+                each.to_local() if isinstance(each, DTensor) else each  # its own storage is not allocated
+                for each in tree_leaves(tree)
+                if isinstance(each, torch.Tensor)
+            ]
         return [each.untyped_storage() for each in tensors if each.device.type != "meta"]
 
     def _add(self, size):
@@ -96,6 +102,9 @@ def main(folder):
             "bfloat16": ("zero3", scratch, None, "--dtype", "bfloat16"),
             "hugging face": ("zero3", hugging_face, None, "--offload", "all"),
             "checkpoint": ("zero3", resumed, reader),
+            "fsdp scratch": ("fsdp", scratch, None),
+            "fsdp hugging face": ("fsdp", hugging_face, None, "--offload", "all"),
+            "fsdp checkpoint": ("fsdp", resumed, reader),
         }
         for name, case in cases.items():
             both = begin(everyone, *case)

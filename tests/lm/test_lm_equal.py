@@ -6,10 +6,10 @@ import statistics
 
 import pytest
 
-ENGINES = ("plain", "zero0", "zero1", "zero2", "zero3")
+ENGINES = ("plain", "fsdp", "zero0", "zero1", "zero2", "zero3")
 # Each engine writes for torch alone and reads what torch alone wrote: the format is one, so other pairs add little.
 PAIRS = [("plain", engine) for engine in ENGINES] + [(engine, "plain") for engine in ENGINES[1:]]
-PAIRS += [("zero3", "zero2"), ("zero1", "zero3")]
+PAIRS += [("zero3", "zero2"), ("zero1", "zero3"), ("fsdp", "zero3"), ("zero3", "fsdp"), ("fsdp", "fsdp")]
 TWO = ("--batch-size", 2, "--accumulation", 2)  # of each of two ranks: eight samples a step
 
 
@@ -19,9 +19,14 @@ def alone(gpt):
     runs = {
         "eight": ["--batch-size", 8],
         "accumulated": ["--batch-size", 2, "--accumulation", 4],
+        "fsdp": ["--engine", "fsdp", "--batch-size", 8],
+        "fsdp-full": ["--engine", "fsdp", "--batch-size", 4, "--accumulation", 2, "--checkpointing", "full"],
+        "fsdp-selective": ["--engine", "fsdp", "--batch-size", 8, "--checkpointing", "selective"],
         "global": ["--batch-size", 4, "--global-batch", 8],
         "checkpointing": ["--batch-size", 8, "--checkpointing", "full"],
         "bfloat16": ["--batch-size", 8, "--dtype", "bfloat16"],
+        "bfloat16-fsdp": ["--batch-size", 8, "--dtype", "bfloat16", "--engine", "fsdp"],
+        "float16-fsdp": ["--batch-size", 8, "--dtype", "float16", "--engine", "fsdp"],
         "float16": ["--batch-size", 8, "--dtype", "float16"],
         "dropout": ["--batch-size", 8, "--dropout", 0.1],
         "dropout-resumed": ["--batch-size", 8, "--dropout", 0.1, "--resume", "alone-dropout/iter_3"],
@@ -35,13 +40,16 @@ def alone(gpt):
 @pytest.fixture(scope="module")
 def together(gpt, alone):
     """Trainings of two processes: each engine, and each resumed from the third step of another one."""
-    runs = {engine: ["--engine", engine] for engine in ENGINES}
+    runs = {engine: ["--engine", engine, "--save-async", "on"] for engine in ENGINES}
     runs["offload-2"] = ["--engine", "zero2", "--offload", "optimizer"]
     runs["offload-3"] = ["--engine", "zero3", "--offload", "all"]
+    runs["offload-fsdp"] = ["--engine", "fsdp", "--offload", "all"]
+    runs["coalesced-fsdp"] = ["--engine", "fsdp", "--coalesce"]
     runs["coalesced-2"] = ["--engine", "zero2", "--coalesce"]
     runs["coalesced-3"] = ["--engine", "zero3", "--coalesce"]
     runs["bfloat16"] = ["--dtype", "bfloat16"]
     runs["bfloat16-narrow"] = ["--dtype", "bfloat16", "--reduce-dtype", "bfloat16"]
+    runs["bfloat16-fsdp"] = ["--dtype", "bfloat16", "--engine", "fsdp", "--reduce-dtype", "bfloat16"]
     runs["bfloat16-zero0"] = ["--dtype", "bfloat16", "--engine", "zero0"]
     runs["bfloat16-zero2"] = ["--dtype", "bfloat16", "--engine", "zero2"]
     for before, after in PAIRS:
@@ -50,6 +58,7 @@ def together(gpt, alone):
         argv = ["--dtype", "bfloat16", "--engine", after, "--resume", f"two-{before}/iter_3"]
         runs[f"{before}>{after}"] = argv
     runs["one>two"] = ["--resume", "alone-eight/iter_3"]
+    runs["one>two-fsdp"] = ["--resume", "alone-fsdp/iter_3"]
     found = gpt.session([[*TWO, *argv, "--out", f"two-{name}"] for name, argv in runs.items()], ranks=2)
     return dict(zip(runs, found, strict=True))
 
@@ -64,17 +73,21 @@ def test_every_split_of_a_batch_gives_the_same_step(alone, together):
     expected = alone["eight"].losses
     assert sorted(expected) == list(range(1, 7))
     assert len(set(expected.values())) == 6
-    for run in (alone["accumulated"], alone["global"], alone["checkpointing"], together["plain"]):
+    fsdp = (alone["fsdp"], alone["fsdp-full"], alone["fsdp-selective"])
+    for run in (alone["accumulated"], alone["global"], alone["checkpointing"], together["plain"], *fsdp):
         assert run.losses == pytest.approx(expected, abs=rounding(expected))
         assert run.records("grad_norm") == pytest.approx(alone["eight"].records("grad_norm"), rel=1e-4)
 
 
-@pytest.mark.parametrize("engine", [*ENGINES[1:], "offload-2", "offload-3", "coalesced-2", "coalesced-3"])
-def test_deepspeed_gives_the_losses_of_plain_torch(together, engine):
+OTHERS = [*ENGINES[1:], "offload-2", "offload-3", "offload-fsdp", "coalesced-2", "coalesced-3", "coalesced-fsdp"]
+
+
+@pytest.mark.parametrize("engine", OTHERS)
+def test_every_engine_gives_the_losses_of_the_default_one(together, engine):
     for key in ("loss", "eval_loss", "grad_norm", "lr"):
         assert together[engine].records(key) == pytest.approx(together["plain"].records(key), rel=1e-5)
-    # Only coalesced gradients are sent separately, after the last micro-step.
-    assert bool(together[engine].records("communication_ms")) == engine.startswith("coalesced")
+    # Only DeepSpeed's coalesced gradients are sent separately, after the last micro-step.
+    assert bool(together[engine].records("communication_ms")) == (engine in ("coalesced-2", "coalesced-3"))
 
 
 @pytest.mark.parametrize(("before", "after"), PAIRS)
@@ -85,12 +98,48 @@ def test_every_engine_resumes_from_every_other(together, before, after):
     assert resumed.records("eval_loss") == pytest.approx({6: whole.records("eval_loss")[6]}, rel=1e-5)
 
 
+def test_sharded_training_resumes_to_the_last_bit(together):
+    for key in ("loss", "grad_norm"):
+        whole, resumed = together["fsdp"].records(key), together["fsdp>fsdp"].records(key)
+        assert resumed == {step: whole[step] for step in (4, 5, 6)}
+
+
+@pytest.fixture(scope="module")
+def three(gpt):
+    """Trainings of three processes: a model whose output is no embedding, and no size a multiple of three."""
+    model = {"model_type": "qwen3", "vocab_size": 22, "hidden_size": 32, "intermediate_size": 37, "head_dim": 4}
+    model |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model |= {"max_position_embeddings": 64, "tie_word_embeddings": False}
+    (gpt.folder / "qwen").mkdir()
+    (gpt.folder / "qwen/config.json").write_text(json.dumps(model))
+    fixed = ["--data", "first", "--model", "qwen", "--block-size", 32, "--batch-size", 2, "--accumulation", 2]
+    fixed += ["--eval-interval", 3, "--eval-iters", 3, "--max-iters", 6, "--keep", 0, "--trackers", "none"]
+    runs = {engine: ["--engine", engine] for engine in ("plain", "fsdp")}
+    runs["plain>fsdp"] = ["--engine", "fsdp", "--resume", "three-plain/iter_3"]
+    runs["fsdp>plain"] = ["--engine", "plain", "--resume", "three-fsdp/iter_3"]
+    argv = [[*fixed, *more, "--out", f"three-{name}"] for name, more in runs.items()]
+    found = dict(zip(runs, gpt.session(argv, ranks=3, tiny=False), strict=True))
+    alone = [*fixed[:6], "--max-iters", 6, "--trackers", "none", "--out", "three>one", "--resume", "three-fsdp/iter_3"]
+    return {**found, "three>one": gpt.session([alone], tiny=False)[0]}
+
+
+def test_shares_may_be_uneven_and_empty(three):
+    """Of the four rows of a norm of heads, the third rank has none."""
+    whole = three["plain"]
+    for key in ("loss", "eval_loss", "grad_norm"):
+        assert three["fsdp"].records(key) == pytest.approx(whole.records(key), rel=1e-5)
+    for name in ("plain>fsdp", "fsdp>plain", "three>one"):
+        assert three[name].losses == pytest.approx({step: whole.losses[step] for step in (4, 5, 6)}, rel=1e-5)
+
+
 def test_sixteen_bits_stay_near(alone, together):
     exact = alone["eight"].losses
-    for run in (alone["bfloat16"], alone["float16"], together["bfloat16"], together["bfloat16-zero2"]):
+    named = ("bfloat16", "bfloat16-fsdp", "float16", "float16-fsdp")
+    for run in (*(alone[name] for name in named), together["bfloat16"], together["bfloat16-zero2"]):
         assert run.losses == pytest.approx(exact, abs=3e-3)
         assert run.losses != exact
-    assert together["bfloat16-narrow"].losses == pytest.approx(exact, abs=3e-3)
+    for name in ("bfloat16-narrow", "bfloat16-fsdp"):
+        assert together[name].losses == pytest.approx(exact, abs=3e-3)
     for name in ("bfloat16>zero2", "bfloat16-zero2>plain", "bfloat16-zero0>zero0"):
         assert together[name].losses == pytest.approx({step: exact[step] for step in (4, 5, 6)}, abs=3e-3)
 
@@ -104,6 +153,7 @@ def test_dropout_is_the_same_after_a_resume(alone):
 def test_checkpoint_resumes_with_any_number_of_processes(gpt, alone, together):
     expected = {step: together["plain"].losses[step] for step in (4, 5, 6)}
     assert together["one>two"].losses == pytest.approx(expected, rel=1e-5)
+    assert together["one>two-fsdp"].losses == pytest.approx(expected, rel=1e-6)
     runs = [["--batch-size", 8, "--out", f"{engine}>one", "--resume", f"two-{engine}/iter_3"] for engine in ENGINES]
     for run in gpt.session(runs):
         assert run.losses == pytest.approx(expected, rel=1e-5)

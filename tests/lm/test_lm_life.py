@@ -11,6 +11,9 @@ from trainings import HERE, TINY
 LONG = ("--max-iters", 100000, "--eval-interval", 0, "--schedule", "constant", "--keep", 2)
 
 
+MODES = pytest.mark.parametrize("mode", ["off", "on"])  # of --save-async
+
+
 def names(folder):
     return sorted(path.name for path in folder.iterdir() if path.name.startswith("iter_"))
 
@@ -21,41 +24,49 @@ def whole(gpt):
     return gpt.session([["--out", "whole", "--max-iters", 40, "--eval-interval", 10, "--save-interval", 4]])[0]
 
 
-def test_a_killed_training_resumes_with_the_same_losses(gpt, whole):
-    argv = ("--out", "killed", "--max-iters", 40, "--eval-interval", 10, "--save-interval", 4)
+@MODES
+def test_a_killed_training_resumes_with_the_same_losses(gpt, whole, mode):
+    out = f"killed-{mode}"
+    argv = ("--out", out, "--max-iters", 40, "--eval-interval", 10, "--save-interval", 4, "--save-async", mode)
     going = gpt.start(*argv)
-    going.until("saved killed/iter_12")
+    going.until(f"saved {out}/iter_12")
     going.kill()
-    assert (gpt.folder / "killed/latest").read_text().startswith("iter_")
+    assert (gpt.folder / out / "latest").read_text().startswith("iter_")
     resumed = gpt.train(*argv, "--resume", "latest")
     assert resumed.returncode == 0, resumed.stderr
-    assert "resumed from killed/iter_" in resumed.stdout
+    assert f"resumed from {out}/iter_" in resumed.stdout
     for key in ("loss", "grad_norm", "lr", "eval_loss", "train_loss"):
-        again = [json.loads(line) for line in (gpt.folder / "killed/trainer_log.jsonl").read_text().splitlines()]
+        again = [json.loads(line) for line in (gpt.folder / out / "trainer_log.jsonl").read_text().splitlines()]
         assert {line["current_steps"]: line[key] for line in again if key in line} == whole.records(key)
-    assert (gpt.folder / "killed/final").read_text() == "iter_40\n"
+    assert (gpt.folder / out / "final").read_text() == "iter_40\n"
 
 
-def test_sigterm_to_one_rank_saves_on_all_and_exits_0(gpt):
-    going = gpt.start("--out", "stopped", *LONG, ranks=2)
+@MODES
+def test_sigterm_to_one_rank_saves_on_all_and_exits_0(gpt, mode):
+    out = f"stopped-{mode}"
+    argv = ("--out", out, *LONG, "--save-async", mode, "--save-interval", 2, "--keep", 1)
+    going = gpt.start(*argv, ranks=2)
     going.until("iter 5: ")
     os.kill(going.rank(1), signal.SIGTERM)
     assert going.finish() == 0, going.output
-    (name,) = names(gpt.folder / "stopped")
-    assert (gpt.folder / "stopped/latest").read_text() == f"{name}\n"
-    assert not (gpt.folder / "stopped/final").exists()
+    (name,) = names(gpt.folder / out)
+    assert (gpt.folder / out / "latest").read_text() == f"{name}\n"
+    assert not (gpt.folder / out / "final").exists()
+    assert [path.name for path in (gpt.folder / out).iterdir() if path.name.startswith(".")] == []
     step = int(name[5:])
     assert f"finished at step {step}: SIGTERM" in going.output
-    reported = json.loads((gpt.folder / f"stopped/{name}/complete.json").read_text())
+    reported = json.loads((gpt.folder / out / name / "complete.json").read_text())
     assert (reported["step"], reported["world"], len(reported["files"])) == (step, 2, 2)
-    resumed = gpt.train("--out", "stopped", *LONG, "--max-iters", step + 2, "--resume", "latest", ranks=2)
+    resumed = gpt.train(*argv, "--max-iters", step + 2, "--resume", "latest", ranks=2)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     assert f"iter {step + 1}: " in resumed.stdout
 
 
-def test_kill_at_any_moment_of_a_save_leaves_a_usable_checkpoint(gpt):
+@MODES
+def test_kill_at_any_moment_of_a_save_leaves_a_usable_checkpoint(gpt, mode):
     """``best`` is up to date too: a loss is stored with its checkpoint, and ``latest`` moves last."""
     argv = [*TINY, "--out", gpt.folder / "moments", "--max-iters", 3, "--eval-interval", 1, "--keep", 1]
+    argv += ["--save-async", mode]
     losses = [3.0, 2.0, 2.5]
     result = gpt.run(HERE / "moments.py", "moments", "--evaluated", ",".join(map(str, losses)), *argv)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -99,14 +110,16 @@ def test_agent_finds_the_newest_complete_checkpoint(gpt, whole):
     assert (lost / "latest").read_text() == "iter_41\n"
 
 
-def test_nan_stops_all_ranks_and_names_the_rank(gpt):
-    argv = [*TINY, "--out", "nan", "--save-interval", 1]
+@MODES
+def test_nan_stops_all_ranks_and_names_the_rank(gpt, mode):
+    out = f"nan-{mode}"
+    argv = [*TINY, "--out", out, "--save-interval", 1, "--save-async", mode]
     result = gpt.run(HERE / "poison.py", "nan", 4, 1, *argv, ranks=2)
     assert result.returncode == 1
-    reported = "error: loss is nan at step 4 on rank 1; nan/iter_3 is the last good checkpoint; --resume latest"
+    reported = f"error: loss is nan at step 4 on rank 1; {out}/iter_3 is the last good checkpoint; --resume latest"
     assert reported in result.stderr
-    assert names(gpt.folder / "nan") == ["iter_1", "iter_2", "iter_3"]
-    assert (gpt.folder / "nan/latest").read_text() == "iter_3\n"
+    assert names(gpt.folder / out) == ["iter_1", "iter_2", "iter_3"]
+    assert (gpt.folder / out / "latest").read_text() == "iter_3\n"
 
 
 def test_out_of_memory_is_one_line(gpt):
@@ -125,32 +138,70 @@ def test_nan_before_the_first_checkpoint_is_reported_as_such(gpt):
     assert names(gpt.folder / "exploded") == []
 
 
-def test_full_disk_leaves_the_checkpoints_unchanged(gpt):
-    argv = [*TINY, "--out", "full", "--save-interval", 1]
+@MODES
+def test_full_disk_leaves_the_checkpoints_unchanged(gpt, mode):
+    out = f"full-{mode}"
+    argv = [*TINY, "--out", out, "--save-interval", 1, "--save-async", mode]
     result = gpt.run(HERE / "poison.py", "full", 4, 0, *argv, ranks=2)
     assert result.returncode == 1
-    reported = "step 4: not saved: full/iter_4: File too large; earlier checkpoints are unchanged"
+    reported = f"step 4: not saved: {out}/iter_4: File too large; earlier checkpoints are unchanged"
     assert reported in result.stdout
     assert "error: the last checkpoint could not be saved" in result.stderr
     assert "free disk space, then --resume latest" in result.stderr
-    assert names(gpt.folder / "full") == ["iter_1", "iter_2", "iter_3"]
-    assert (gpt.folder / "full/latest").read_text() == "iter_3\n"
-    resumed = gpt.train("--out", "full", "--resume", "latest")
+    assert names(gpt.folder / out) == ["iter_1", "iter_2", "iter_3"]
+    assert (gpt.folder / out / "latest").read_text() == "iter_3\n"
+    resumed = gpt.train("--out", out, "--resume", "latest")
     assert resumed.returncode == 0, resumed.stderr
     assert "iter 4: " in resumed.stdout
 
 
-def test_best_checkpoint_that_was_not_saved_is_not_named(gpt):
+@MODES
+def test_best_checkpoint_that_was_not_saved_is_not_named(gpt, mode):
     """The evaluation of step 2 is the best, and its checkpoint is lost: of those that exist step 3 has the best one."""
-    argv = [*TINY, "--out", "unsaved", "--eval-interval", 1, "--max-iters", 3, "--evaluated", "3,1,2"]
+    out = gpt.folder / f"unsaved-{mode}"
+    argv = [*TINY, "--out", out, "--eval-interval", 1, "--save-async", mode, "--max-iters", 3, "--evaluated", "3,1,2"]
     result = gpt.run(HERE / "poison.py", "once", 2, 0, *argv)
     assert result.returncode == 0, result.stderr
     assert "step 2: not saved: " in result.stdout
-    assert names(gpt.folder / "unsaved") == ["iter_1", "iter_3"]
-    assert (gpt.folder / "unsaved/best").read_text() == "iter_3\n"
+    assert names(out) == ["iter_1", "iter_3"]
+    assert (out / "best").read_text() == "iter_3\n"
     resumed = gpt.run(HERE / "poison.py", "once", 0, 0, *argv[:-4], "--max-iters", 5, "--resume", "latest", *argv[-2:])
     assert resumed.returncode == 0, resumed.stderr
-    assert (gpt.folder / "unsaved/best").read_text() == "iter_5\n"  # 1.0 at step 5, compared with 2.0 of step 3
+    assert (out / "best").read_text() == "iter_5\n"  # 1.0 at step 5, compared with 2.0 of step 3
+
+
+SAVES = [*TINY, "--eval-interval", 0, "--save-interval", 4, "--max-iters", 10]
+
+
+def test_training_continues_while_a_checkpoint_of_its_old_state_is_written(gpt):
+    result = gpt.run(HERE / "poison.py", "late", 4, 0, *SAVES, "--out", "late", "--save-async", "on")
+    assert result.returncode == 0, result.stderr
+    order = [
+        line.split("(")[0] for line in result.stdout.splitlines() if line.startswith(("iter 6", "step 4", "step 8"))
+    ]
+    assert order[0].startswith("iter 6: ")
+    assert order[1:] == ["step 4: saved late/iter_4 ", "step 8: saved late/iter_8 "]
+    (other,) = gpt.session([[*SAVES, "--out", "not-late", "--save-async", "off"]], tiny=False)
+    for step in (4, 8, 10):
+        part = f"iter_{step}/part-00000-of-00001.safetensors"
+        assert (gpt.folder / "late" / part).read_bytes() == (other.out / part).read_bytes()
+
+
+def test_a_save_waits_for_the_one_before(gpt):
+    """The first part is written only when the step begins after which the second save is due."""
+    argv = [*SAVES, "--out", "waits", "--save-async", "on", "--save-interval", 3]
+    result = gpt.run(HERE / "poison.py", "late", 3, 0, *argv)
+    assert result.returncode == 0, result.stderr
+    saved = [line.split()[1] for line in result.stdout.splitlines() if ": saved waits/" in line]
+    assert saved == ["3:", "6:", "9:", "10:"]
+
+
+def test_without_memory_for_copies_saves_are_synchronous(gpt):
+    result = gpt.run(HERE / "poison.py", "little", 0, 0, *SAVES, "--out", "little", "--save-async", "on", ranks=2)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("save_async: the training stops during saves: copies of a node's part need ") == 1
+    assert "need 0.0 GB of host memory, and 0.0 GB are available" in result.stdout
+    assert names(gpt.folder / "little") == ["iter_10", "iter_4", "iter_8"]
 
 
 @pytest.fixture(scope="module")

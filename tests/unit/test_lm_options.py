@@ -87,14 +87,22 @@ def test_help_shows_every_range_and_every_relation(capsys):
             ["--patience", "2", "--eval-interval", "0"],
             "--patience 2 counts evaluations, but --eval-interval 0 turns them off",
         ),
-        (["--offload", "optimizer"], "--offload optimizer needs DeepSpeed, not --engine plain (default)"),
-        (["--offload", "all", "--engine", "zero2"], "--offload all: only ZeRO-3 shards parameters, not --engine zero2"),
+        (["--offload", "optimizer"], "--offload optimizer needs FSDP or DeepSpeed, not --engine plain (default)"),
+        (
+            ["--offload", "all", "--engine", "zero2"],
+            "--offload all: only FSDP and ZeRO-3 shard parameters, not --engine zero2",
+        ),
         (
             ["--offload", "optimizer", "--engine", "zero0"],
             "--offload optimizer: --engine zero0 cannot shard the optimizer",
         ),
-        (["--coalesce"], "--coalesce True: only zero2 and zero3"),
-        (["--engine", "zero1", "--reduce-dtype", "bfloat16"], "--reduce-dtype bfloat16 needs the engine plain, not"),
+        (
+            ["--offload", "optimizer", "--engine", "fsdp"],
+            "--offload optimizer: with --engine fsdp parameters and optimizer are in the same memory",
+        ),
+        (["--compile", "whole", "--engine", "fsdp"], "--compile whole: --engine fsdp gathers weights between"),
+        (["--coalesce"], "--coalesce True: only zero2, zero3 and fsdp"),
+        (["--engine", "zero1", "--reduce-dtype", "bfloat16"], "--reduce-dtype bfloat16 needs the engine plain or fsdp"),
         (["--deepspeed-config", "x"], "--deepspeed-config x needs DeepSpeed, not --engine plain (default)"),
         (
             ["--lora-rank", "8", "--init", "x", "--engine", "zero2"],

@@ -12,6 +12,8 @@ import dataclasses
 import math
 import os
 import signal
+import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
@@ -28,6 +30,7 @@ from trainer.lm.log import Figures, Log, Watch
 from trainer.lm.model import evaluating, fastest_attention
 from trainer.lm.profile import Profile
 from trainer.lm.ranks import Ranks
+from trainer.lm.saving import Copies, Pending, make_copies
 from trainer.lm.sources import Data, Evaluated
 from trainer.lm.start import Start
 
@@ -99,10 +102,12 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     def report_step(lap: Any, gathered: torch.Tensor, number: int, rate: float) -> int:
         lap.wait()  # the figures have arrived as well
         rows = gathered.tolist()
-        figures.check(number, rows, engine.scale.is_used, keeper.last)
+        figures.check(number, rows, engine.scale.is_used, keeper.newest)
         due = number % config.log_interval == 0 or number == config.max_iters
         if due:
             log.step(number, figures.of(lap, rows, rate))
+        if all(row[3] for row in rows):
+            keeper.finish()
         return int(max(row[2] for row in rows))  # the signal that some rank received
 
     # Loop
@@ -119,9 +124,11 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
             loss = torch.zeros((), device=device)
             for number in range(micro_steps):
                 loss += engine.micro_step(feed.batch(), number) / micro_steps
+            keeper.wait_for_copies()
             norm = engine.step(rate)
-            stop = torch.full((), float(signals[0] if signals else 0), device=device)
-            gathered = group.gather(torch.stack([loss, norm.to(loss), stop]).float()).to("cpu", non_blocking=True)
+            marks = (float(signals[0] if signals else 0), float(keeper.is_written))
+            mine = torch.stack([loss, norm.to(loss), *(torch.full_like(loss, mark) for mark in marks)]).float()
+            gathered = group.gather(mine).to("cpu", non_blocking=True)
             lap = watch.end()
             profile.step()
             step += 1
@@ -157,7 +164,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     # End
     profile.end()
     log.phase("finishing")
-    keeper.save(step, engine, origin, is_final=not stopped)
+    keeper.save(step, engine, origin, ends=True, is_final=not stopped)
     if keeper.failure:
         what = "the last checkpoint could not be saved: %s" % keeper.failure
         raise FailedError(what, "free disk space, then --resume latest")
@@ -182,6 +189,9 @@ class Keeper:
         self._folder = folder
         self._saved = -1
         self._evaluated: Tuple[int, Optional[float]] = (-1, None)  # step and loss of the last evaluation
+        self._is_async = config.save_async == "on" or (config.save_async == "auto" and ranks.device.type == "cuda")
+        self._copies: Optional[Copies] = None
+        self._pending: Optional[Pending] = None
 
     def resume(self, found: Checkpoint) -> int:
         """Take over the state of a checkpoint. Return its step."""
@@ -195,6 +205,7 @@ class Keeper:
 
     def is_better(self, step: int, loss: float) -> bool:
         """Record the loss of an evaluation. Return whether a checkpoint of this step would be the best."""
+        self.finish()
         self.lowest, self.worse = min(self.lowest, loss), 0 if loss < self.lowest else self.worse + 1
         self._evaluated = (step, loss if math.isfinite(loss) else None)
         return loss < self.best
@@ -204,15 +215,19 @@ class Keeper:
         """Whether the loss has not improved for ``patience`` evaluations."""
         return 0 < self._config.patience <= self.worse
 
-    @property
-    def last(self) -> Optional[str]:
-        """The name of the newest checkpoint."""
+    def newest(self) -> Optional[str]:
+        """Return the name of the newest checkpoint, after any save that has begun."""
+        self.finish()
         return checkpoint.read_pointer(Path(self._config.out), "latest")
 
-    def save(self, step: int, engine: Engine, start: Start, is_final: bool = False) -> None:
-        """Save the state of all ranks unless it is saved already, and update ``best`` and ``final``."""
+    def save(self, step: int, engine: Engine, start: Start, ends: bool = False, is_final: bool = False) -> None:
+        """Save the state of all ranks unless it is saved already, and update ``best`` and ``final``.
+
+        ``ends``: the training is over. Otherwise the save may continue during the next steps, until ``finish``.
+        """
         if not self._config.save:
             return
+        self.finish()
         if self._saved == step:
             if is_final:
                 self.failure = self._folder.point("final", step) or self.failure
@@ -221,6 +236,7 @@ class Keeper:
         is_best = loss is not None and loss < self.best
         names = [name for name, holds in (("best", is_best), ("final", is_final)) if holds]
         self._log.phase("saving")
+        began = time.monotonic()
         state = State(
             step=step,
             updates=engine.updates,
@@ -236,16 +252,51 @@ class Keeper:
             data=start.data,
             base=start.base.record if start.base else None,
         )
-        self.failure = self._folder.save(state, engine.pieces(), engine.tensors(), start.vocabulary, names, start.kept)
+        saving = self._folder.begin(state, engine.pieces(), start.vocabulary, names, start.kept)
+        if self._is_async and not ends and self._copies is None:
+            self._copies = make_copies(saving.mine, self._ranks, self._log.say)
+            self._is_async = self._copies is not None
+        if ends or self._copies is None:
+            result: Future[Optional[str]] = Future()
+            result.set_result(saving.write(engine.tensors()))
+        else:
+            self._copies.take(engine.tensors())
+            result = self._copies.write(saving)
+        self._pending = Pending(saving, loss, result, began, time.monotonic() - began)
+        if ends or self._copies is None:
+            self.finish()
+
+    def wait_for_copies(self) -> None:
+        """Let the GPU finish copying what is being saved, before the next update of the weights."""
+        if self._copies:
+            self._copies.wait()
+
+    @property
+    def is_written(self) -> bool:
+        """Whether this rank has written its part of the save that has begun."""
+        return self._pending is not None and self._pending.result.done()
+
+    def finish(self) -> None:
+        """Complete the save that has begun, if any: all ranks together."""
+        if self._pending is None:
+            return
+        pending, self._pending = self._pending, None
+        if not pending.result.done():
+            self._log.phase("saving")
+        step, waited = pending.saving.state.step, time.monotonic()
+        self.failure = self._folder.finish(pending.saving, pending.result.result())
         if self.failure:
             kept = "earlier checkpoints are unchanged"
             self._log.say("step %d: not saved: %s; %s" % (step, self.failure, kept))
             return
         self._saved = step
-        if loss is not None:
-            self.best = min(self.best, loss)
-        self._log.say("step %d: saved %s/iter_%d" % (step, self._config.out, step))
+        if pending.loss is not None:
+            self.best = min(self.best, pending.loss)
         self._folder.prune()
+        now = time.monotonic()
+        times = (now - pending.began, pending.stopped + now - waited)
+        took = "took %.2fs, the training paused for %.2fs" % times
+        self._log.say("step %d: saved %s/iter_%d (%s)" % (step, self._config.out, step, took))
 
 
 def learning_rate(config: Config, step: int) -> float:

@@ -118,6 +118,28 @@ class Checkpoint:
             raise RefusedError("%s: %s" % (self.folder / MODEL, error.strerror), "use another checkpoint") from error
 
 
+@dataclass(frozen=True)
+class Saving:
+    """A save that has begun; see ``Folder.begin``. ``part`` is this rank's file, ``files`` has the sizes of all."""
+
+    state: State
+    mine: Sequence[Piece]
+    vocabulary: Optional[Tokens]
+    names: Sequence[str]
+    kept: Mapping[str, bytes]
+    files: Mapping[str, int]
+    part: Path
+
+    def write(self, tensors: Iterable[torch.Tensor]) -> Optional[str]:
+        """Write this rank's tensors, in the order of ``entries(mine)``. Return why that failed, or None."""
+
+        def act() -> None:
+            self.part.parent.mkdir(parents=True, exist_ok=True)
+            write_tensors(self.part, entries(self.mine), tensors)
+
+        return _attempt(act)
+
+
 class Folder:
     """The checkpoint folder of a training. Every rank calls the same methods in the same order."""
 
@@ -159,48 +181,51 @@ class Folder:
     def _sees(self, token: int) -> bool:
         return (self.path / ("%s%d" % (PROBE, token))).exists()
 
-    def save(
+    def begin(
         self,
         state: State,
         mine: Sequence[Piece],
-        tensors: Iterable[torch.Tensor],
         vocabulary: Optional[Tokens],
         names: Sequence[str] = (),
         kept: Mapping[str, bytes] = {},
-    ) -> Optional[str]:
-        """Write ``iter_N``, point ``names`` at it, and commit with ``latest``. Return why that failed, or None.
+    ) -> Saving:
+        """Begin to save ``iter_N``. Each rank then calls ``write`` of what this returns, and all ranks ``finish``.
 
         Args:
             state: of the training; N is its ``step``.
             mine: this rank's pieces.
-            tensors: their tensors, in the order of ``pieces.entries``.
             vocabulary: of the data, if known.
             names: ``best``, ``final`` or both, if this checkpoint is the best or the last.
             kept: small files of the model that the training started from, by name.
         """
-        folder = self.path / ("iter_%d" % state.step)
-        temporary = self.path / (SAVING + folder.name)
         counts = torch.tensor([sum(piece.numel for piece in mine)], dtype=torch.float64, device=self._ranks.device)
         sizes = self._ranks.gather(counts).view(-1).tolist()
         files = {"part-%05d-of-%05d.safetensors" % (rank, len(sizes)): int(size) for rank, size in enumerate(sizes)}
+        temporary = self.path / ("%siter_%d" % (SAVING, state.step))
+        part = temporary / list(files)[self._ranks.rank]
+        return Saving(state, mine, vocabulary, names, kept, files, part)
 
-        def write_part() -> None:
-            temporary.mkdir(parents=True, exist_ok=True)
-            write_tensors(temporary / list(files)[self._ranks.rank], entries(mine), tensors)
+    def finish(self, saving: Saving, why: Optional[str]) -> Optional[str]:
+        """Complete ``iter_N``, point its names at it, and commit with ``latest``. Return why that failed, or None.
+
+        ``why``: why this rank could not write its part, or None.
+        """
+        state, temporary = saving.state, saving.part.parent
+        folder = self.path / ("iter_%d" % state.step)
 
         def complete() -> None:
-            if self._acts and vocabulary:
-                vocabulary.save(temporary)
-                _sync(temporary / vocabulary.file)
-            if self._acts and kept:
-                _write_kept(temporary / MODEL, kept)
+            if self._acts and saving.vocabulary:
+                saving.vocabulary.save(temporary)
+                _sync(temporary / saving.vocabulary.file)
+            if self._acts and saving.kept:
+                _write_kept(temporary / MODEL, saving.kept)
             if self._acts and folder.is_dir():
                 _remove(folder)  # from a training that was killed before it moved ``latest``
             if self._ranks.is_first:
-                record = dict(dataclasses.asdict(state), format=FORMAT, files=files)
+                record = dict(dataclasses.asdict(state), format=FORMAT, files=saving.files)
                 _write(temporary / COMPLETE, json.dumps(record, indent=1) + "\n")
 
-        why = self._together(write_part) or self._together(complete)
+        why = self._agree(why) or self._together(complete)
         if why:
             if self._acts:
                 _remove(temporary)
@@ -209,7 +234,7 @@ class Folder:
         why = self._together(lambda: _rename(temporary, folder) if self._acts else None)
         if why:
             return "%s: %s" % (folder, why)
-        failures = (self.point(pointer, state.step) for pointer in (*names, "latest"))
+        failures = (self.point(pointer, state.step) for pointer in (*saving.names, "latest"))
         return next((failure for failure in failures if failure), None)
 
     def point(self, pointer: str, step: Optional[int]) -> Optional[str]:
@@ -260,11 +285,10 @@ class Folder:
 
     def _together(self, act: Callable[[], None]) -> Optional[str]:
         """Run a function on every rank and wait for all. Return None, or why it failed on some rank."""
-        why = None
-        try:
-            act()
-        except OSError as error:
-            why = error.strerror or str(error)
+        return self._agree(_attempt(act))
+
+    def _agree(self, why: Optional[str]) -> Optional[str]:
+        """Return None if ``why`` is None on every rank, else a reason."""
         return None if self._ranks.all(why is None) else why or "it failed on another rank"
 
     def prune(self) -> None:
@@ -276,6 +300,15 @@ class Folder:
         for path in sorted(found, key=lambda path: int(path.name[5:]))[: -self._keep]:
             if path.name not in named:
                 _remove(path)
+
+
+def _attempt(act: Callable[[], None]) -> Optional[str]:
+    """Run a function. Return None, or why it failed."""
+    try:
+        act()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def read_pointer(out: Path, pointer: str) -> Optional[str]:

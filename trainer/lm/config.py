@@ -21,7 +21,7 @@ from trainer.bounds import COUNT, EVERY, RATE, SHARE, Bound
 from trainer.lm import families
 from trainer.lm.errors import RefusedError
 
-ENGINES = ("plain", "zero0", "zero1", "zero2", "zero3")
+ENGINES = ("plain", "fsdp", "zero0", "zero1", "zero2", "zero3")
 CHOICES = {
     "engine": ENGINES,
     "offload": ("none", "optimizer", "all"),
@@ -32,6 +32,7 @@ CHOICES = {
     "optimizer": ("adamw", "adamw-bf16", "adamw8bit", "muon"),
     "fp8": ("off", "auto", "tensorwise", "rowwise"),
     "checkpointing": ("off", "selective", "full"),
+    "save_async": ("auto", "on", "off"),
     "device": ("auto", "cpu", "cuda"),
 }
 MOST_PROFILED = 100  # steps: their trace takes megabytes each
@@ -119,17 +120,26 @@ class Config:
     patience: int = _is(0, "stop after this many evaluations without a lower loss (0: never)", _STEPS)
     save_interval: int = _is(0, "steps between checkpoints (0: at each evaluation)", EVERY)
     save: bool = _is(True, "write checkpoints; false to only measure the speed")
+    save_async: str = _is("auto", "write checkpoints during the next steps, from a copy in host memory (auto: on GPUs)")
     always_save: bool = _is(True, "save also when the loss is not the lowest")
     keep: int = _is(2, "newest checkpoints to keep, beside the best (0: all)", _STEPS)
 
-    engine: str = _is("plain", "plain: torch with a sharded optimizer; zeroN: DeepSpeed, stage N")
-    offload: str = _is("none", "DeepSpeed: what to keep in host memory")
-    coalesce: bool = _is(False, "zero2, zero3: reduce gradients once per step; needs 2 more bytes per parameter")
+    engine: str = _is(
+        "plain", "plain: torch with a sharded optimizer; fsdp: torch, all sharded; zeroN: DeepSpeed, stage N"
+    )
+    offload: str = _is("none", "DeepSpeed and fsdp: what to keep in host memory")
+    coalesce: bool = _is(
+        False, "zero2, zero3, fsdp: reduce gradients once per step; needs 2 more bytes per parameter, fsdp 4"
+    )
     deepspeed_config: str = _is("", "a DeepSpeed configuration; its other keys are used")
     dtype: str = _is(
         "auto", "data type of the computation (auto: bfloat16 from Ampere on, else float16; float32 on CPUs)"
     )
-    compile: str = _is("auto", "torch.compile of the loss, of each block, or off (auto: whole on GPUs, not with zero3)")
+    compile: str = _is(
+        "auto",
+        "torch.compile of the loss, of each block, or off (auto: on GPUs blocks, whole for GPT-2 except with fsdp; "
+        "off with zero3)",
+    )
     checkpointing: str = _is(
         "off",
         "recompute activations in the backward pass; selective: all but products, a few percent slower; "
@@ -138,7 +148,7 @@ class Config:
     fp8: str = _is("off", "plain: fp8 where it is faster, with one recipe of torchao or the best (auto); Ada or Hopper")
     reduce_dtype: str = field(
         default="float32",
-        metadata={"help": "plain: data type of sent gradients; bfloat16 halves the bytes", "choices": TRAVELS},
+        metadata={"help": "plain, fsdp: data type of sent gradients; bfloat16 halves the bytes", "choices": TRAVELS},
     )
     device: str = _is("auto", "where to compute")
 
@@ -194,16 +204,16 @@ RELATIONS = (
         "--eval-interval 100, or --patience 0",
     ),
     Relation(
-        "offload needs a DeepSpeed engine",
+        "offload needs the engine fsdp or a DeepSpeed engine",
         lambda c: c.offload == "none" or c.engine != "plain",
-        "{offload} needs DeepSpeed, not {engine}",
-        "--engine zero2, or zero3 for parameters; or --offload none",
+        "{offload} needs FSDP or DeepSpeed, not {engine}",
+        "--engine zero2, or fsdp or zero3 for parameters; or --offload none",
     ),
     Relation(
-        "offload all needs the engine zero3",
-        lambda c: c.offload != "all" or c.engine == "zero3",
-        "{offload}: only ZeRO-3 shards parameters, not {engine}",
-        "--engine zero3, or --offload optimizer",
+        "offload all needs the engine fsdp or zero3",
+        lambda c: c.offload != "all" or c.engine in ("fsdp", "zero3"),
+        "{offload}: only FSDP and ZeRO-3 shard parameters, not {engine}",
+        "--engine fsdp or zero3, or --offload optimizer",
     ),
     Relation(
         "offload optimizer needs the engine zero1, zero2 or zero3",
@@ -212,15 +222,28 @@ RELATIONS = (
         "--engine zero1 or higher, or --offload none",
     ),
     Relation(
-        "coalesce needs the engine zero2 or zero3, and offload none",
-        lambda c: not c.coalesce or (c.engine in ("zero2", "zero3") and c.offload == "none"),
-        "{coalesce}: only zero2 and zero3 without offload reduce gradients in every micro-step, not {engine} {offload}",
+        "offload optimizer needs another engine than fsdp",
+        lambda c: c.offload != "optimizer" or c.engine != "fsdp",
+        "{offload}: with {engine} parameters and optimizer are in the same memory",
+        "--offload all, or --engine zero3",
+    ),
+    Relation(
+        "coalesce needs the engine zero2, zero3 or fsdp, and offload none",
+        lambda c: not c.coalesce or (c.engine in ("zero2", "zero3", "fsdp") and c.offload == "none"),
+        "{coalesce}: only zero2, zero3 and fsdp without offload reduce gradients in every micro-step, "
+        "not {engine} {offload}",
         "--engine zero2 --offload none, or --coalesce false",
     ),
     Relation(
-        "reduce_dtype bfloat16 needs the engine plain",
-        lambda c: c.reduce_dtype == "float32" or c.engine == "plain",
-        "{reduce_dtype} needs the engine plain, not {engine}",
+        "compile whole needs another engine than fsdp",
+        lambda c: c.compile != "whole" or c.engine != "fsdp",
+        "{compile}: {engine} gathers weights between the layers",
+        "--compile blocks",
+    ),
+    Relation(
+        "reduce_dtype bfloat16 needs the engine plain or fsdp",
+        lambda c: c.reduce_dtype == "float32" or c.engine in ("plain", "fsdp"),
+        "{reduce_dtype} needs the engine plain or fsdp, not {engine}",
         "--engine plain, or --reduce-dtype float32",
     ),
     Relation(
@@ -273,7 +296,7 @@ RELATIONS = (
     ),
     Relation(
         "deepspeed_config needs a DeepSpeed engine",
-        lambda c: not c.deepspeed_config or c.engine != "plain",
+        lambda c: not c.deepspeed_config or c.engine.startswith("zero"),
         "{deepspeed_config} needs DeepSpeed, not {engine}",
         "--engine zero2, or remove --deepspeed-config",
     ),

@@ -1,4 +1,4 @@
-"""The interface of the engines, their choice, and the engine with torch alone; ``zero.py`` is the one with DeepSpeed.
+"""The interface of the engines, their choice, and the default one. ``fsdp.py`` and ``zero.py`` are the others.
 
 ``Plain`` is data parallel with a sharded optimizer. On GPUs every rank computes with 16-bit weights. The fp32 weights
 and AdamW's averages, 12 bytes per parameter, are sharded (ZeRO stage 1, arXiv 1910.02054). Each rank sums gradients in
@@ -14,7 +14,6 @@ FSDP2 with sharded gradients gathers every layer in every micro-step, and its ho
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import Any, Callable, ContextManager, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple, cast
 
 import torch
@@ -28,12 +27,11 @@ from trainer.lm.config import Config
 from trainer.lm.errors import FailedError, RefusedError
 from trainer.lm.log import Watch
 from trainer.lm.loss import loss_and_gradient
-from trainer.lm.model import Decoder
+from trainer.lm.model import Decoder, put
 from trainer.lm.ranks import Ranks, all_gather, reduce_scatter
 from trainer.lm.shape import Shape
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-Whole = Callable[[nn.Parameter], ContextManager[Any]]
 
 
 class Engine(Protocol):
@@ -93,25 +91,50 @@ def compile_for(config: Config, device: torch.device, shape: Shape) -> str:
     """Return how much of the model is compiled at a time."""
     if config.compile != "auto":
         return config.compile
-    # ZeRO-3 gathers the weights of each layer with hooks, which break a compiled model into small parts.
+    # ZeRO-3 gathers the weights of each matrix with hooks, which break a compiled model into small parts.
     if device.type != "cuda" or config.engine == "zero3":
         return "off"
-    return "whole" if shape.is_gpt2 else "blocks"  # a model as a whole takes minutes for little more speed
+    # A model as a whole takes minutes for little more speed; FSDP's hooks are between the layers.
+    return "whole" if shape.is_gpt2 and config.engine != "fsdp" else "blocks"
 
 
-def creation_contexts(config: Config, ranks: Ranks, micro_steps: int) -> Tuple[ContextManager[Any], Whole]:
-    """Return the context in which to create a model, and the context that makes a parameter whole to fill it.
+class Creation(NamedTuple):
+    """How a model is created: within ``context``, then ``shard`` is called; ``put`` copies a whole tensor into it.
 
-    ZeRO-3 shards each parameter at creation, so the whole model need not fit on one device.
+    With ZeRO-3 and FSDP the whole model need not fit on one device.
+    """
+
+    context: ContextManager[Any]
+    shard: Callable[[Decoder], None] = lambda _: None
+    put: Callable[[nn.Parameter, torch.Tensor], None] = put
+
+
+def creation(config: Config, ranks: Ranks, micro_steps: int) -> Creation:
+    """Return how the configured engine's model is created.
 
     Raises:
         RefusedError: the engine is not available.
     """
-    if config.engine != "zero3":
-        return ranks.device, nullcontext
-    from trainer.lm import zero  # noqa: PLC0415 - the other engines need no DeepSpeed
+    dtype = dtype_for(config, ranks.device)
+    if config.engine == "fsdp":
+        try:
+            from trainer.lm import fsdp  # noqa: PLC0415 - torch's part for it takes a second to import
+        except ImportError as error:
+            what = "--engine fsdp needs torch 2.6 or later, not %s: %s" % (torch.__version__, error)
+            raise RefusedError(what, "--engine plain") from error
+        return Creation(torch.device("meta"), lambda model: fsdp.shard(model, config, ranks, dtype), fsdp.put)
+    if config.engine == "zero3":
+        from trainer.lm import zero  # noqa: PLC0415 - the other engines need no DeepSpeed
 
-    return zero.creation_context(config, ranks, micro_steps, dtype_for(config, ranks.device)), zero.gather_parameter
+        return Creation(zero.creation_context(config, ranks, micro_steps, dtype), put=zero.put)
+    return Creation(ranks.device)
+
+
+def compile_layers(model: Decoder) -> None:
+    """Compile each layer by itself, and the loss. Hooks around a layer stay outside."""
+    for layer in model.layers:
+        layer.forward = torch.compile(layer.forward)
+    model.pieces = torch.compile(loss_and_gradient)
 
 
 def make_engine(model: Decoder, config: Config, ranks: Ranks, micro_steps: int, watch: Watch) -> Engine:
@@ -123,12 +146,14 @@ def make_engine(model: Decoder, config: Config, ranks: Ranks, micro_steps: int, 
     dtype = dtype_for(config, ranks.device)
     how = compile_for(config, ranks.device, model.shape)
     if how == "blocks":
-        for layer in model.layers:
-            layer.compile()
-        model.pieces = torch.compile(loss_and_gradient)
+        compile_layers(model)
     engine: Engine
     if config.engine == "plain":
         engine = Plain(model, config, ranks, micro_steps, dtype, watch)
+    elif config.engine == "fsdp":
+        from trainer.lm.fsdp import Fsdp  # noqa: PLC0415
+
+        engine = Fsdp(model, config, ranks, micro_steps, dtype, watch)
     else:
         from trainer.lm.zero import Zero  # noqa: PLC0415
 

@@ -39,7 +39,7 @@ def exit_with(main: Callable[[], None]) -> None:
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's; not every program here needs torch
             raise
-        fix = "use a smaller --batch-size with more --accumulation, --checkpointing, or --engine zero3"
+        fix = "use a smaller --batch-size with more --accumulation, --checkpointing, or --engine fsdp"
         _end(FailedError(". ".join(str(error).split(". ")[:2]), fix))
     else:
         # A gloo thread that releases a tensor during interpreter shutdown aborts the process (torch 2.13: "terminate

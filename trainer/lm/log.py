@@ -195,7 +195,7 @@ class Figures:
         self._whole = world * most / each if most else None  # tokens/s at MFU 1
 
     def of(self, lap: Lap, rows: List[List[float]], rate: float) -> Dict[str, Any]:
-        """Return the figures of a step. Its rows are loss, gradient norm, and the signal to stop."""
+        """Return the figures of a step. Its rows begin with loss and gradient norm."""
         seconds = lap.read()
         speed = self._tokens / seconds["step"]
         memory = torch.cuda.max_memory_allocated() if self._device.type == "cuda" else None
@@ -204,18 +204,21 @@ class Figures:
         figures = {"loss": loss, "norm": rows[0][1], "lr": rate, "tokens": speed}
         return dict(figures, mfu=mfu, memory=memory, seconds=seconds, padding=self._padding)
 
-    def check(self, step: int, rows: List[List[float]], may_overflow: bool, last: Optional[str]) -> None:
+    def check(
+        self, step: int, rows: List[List[float]], may_overflow: bool, newest: Callable[[], Optional[str]]
+    ) -> None:
         """Check for NaN and infinity. ``may_overflow``: fp16 gradients may be infinite, which skips the step.
 
         Raises:
-            FailedError: a number is not finite; names the step, the rank and ``last``, the newest checkpoint.
+            FailedError: a number is not finite; names the step, the rank and the ``newest`` checkpoint.
         """
-        for rank, (loss, norm, _) in enumerate(rows):
+        for rank, (loss, norm, *_) in enumerate(rows):
             what = "loss is %s" % loss if not math.isfinite(loss) else ""
             if not what and not math.isfinite(norm) and not may_overflow:
                 what = "norm of the gradient is %s" % norm
             if not what:
                 continue
+            last = newest()
             lower = "--learning-rate %g" % (self._config.learning_rate / 2)
             kept = (
                 "%s/%s is the last good checkpoint" % (self._config.out, last) if last else "no checkpoint exists yet"

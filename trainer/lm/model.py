@@ -217,10 +217,11 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """A transformer layer."""
+    """A transformer layer. ``checkpointing`` is one of ``CHECKPOINTING``."""
 
-    def __init__(self, shape: Shape, dropout: float) -> None:
+    def __init__(self, shape: Shape, dropout: float, checkpointing: str = "off") -> None:
         super().__init__()
+        self.checkpointing = checkpointing
         self.norm1 = Norm(shape.n_embd, shape.norm_eps, bias=shape.is_gpt2)
         self.attention = Attention(shape, dropout)
         self.norm2 = Norm(shape.n_embd, shape.norm_eps, bias=shape.is_gpt2)
@@ -230,6 +231,16 @@ class Layer(nn.Module):
         self, x: torch.Tensor, turn: Optional[Turn], borders: Optional[Borders], past: Optional[Past] = None
     ) -> torch.Tensor:
         """Map (batch, tokens, width) to the same shape."""
+        if self.checkpointing == "off" or not self.training:
+            return self._run(x, turn, borders, past)
+        # Here and not around the layer, so that it is compiled with the layer, and inside of the hooks of FSDP.
+        context = {"context_fn": _keep_products} if self.checkpointing == "selective" else {}
+        found = checkpoint(self._run, x, turn, borders, use_reentrant=False, **context)
+        return cast("torch.Tensor", found)
+
+    def _run(
+        self, x: torch.Tensor, turn: Optional[Turn], borders: Optional[Borders], past: Optional[Past] = None
+    ) -> torch.Tensor:
         x = x + self.attention(self.norm1(x), turn, borders, past)
         return x + self.mlp(self.norm2(x))
 
@@ -241,11 +252,10 @@ class Decoder(nn.Module):
         super().__init__()
         self.shape = shape
         self.dropout = dropout
-        self.checkpointing = checkpointing
         self.pieces: Pieces = loss_and_gradient
         self.embed = nn.Embedding(shape.rows, shape.n_embd)
         self.places = nn.Embedding(shape.block_size, shape.n_embd) if shape.is_gpt2 else None
-        self.layers = nn.ModuleList([Layer(shape, dropout) for _ in range(shape.n_layer)])
+        self.layers = nn.ModuleList([Layer(shape, dropout, checkpointing) for _ in range(shape.n_layer)])
         self.norm = Norm(shape.n_embd, shape.norm_eps, bias=shape.is_gpt2)
         self.head = None if shape.tied else nn.Linear(shape.n_embd, shape.rows, bias=False)
 
@@ -305,13 +315,7 @@ class Decoder(nn.Module):
             turn = self._turn(positions)
         x = F.dropout(x, self.dropout, self.training)
         for number, layer in enumerate(self.layers):
-            if past:
-                x = layer(x, turn, borders, past[number])
-            elif self.checkpointing == "off" or not self.training:
-                x = layer(x, turn, borders)
-            else:
-                context = {"context_fn": _keep_products} if self.checkpointing == "selective" else {}
-                x = checkpoint(layer, x, turn, borders, use_reentrant=False, **context)
+            x = layer(x, turn, borders, past[number] if past else None)
         return cast("torch.Tensor", self.norm(x))
 
     def _turn(self, positions: torch.Tensor) -> Turn:
@@ -357,13 +361,16 @@ def first_weights(shape: Shape, seed: int, device: torch.device) -> Iterator[Nam
         yield name, drawn
 
 
+def put(parameter: nn.Parameter, tensor: torch.Tensor) -> None:
+    """Copy a tensor into a parameter that is not sharded."""
+    parameter.copy_(tensor)
+
+
 @torch.no_grad()
-def fill(model: Decoder, weights: Iterable[Named], whole: Callable[..., ContextManager[Any]] = nullcontext) -> None:
-    """Copy weights into a model, one parameter at a time. ``whole`` makes a sharded parameter of ZeRO-3 whole."""
+def fill(model: Decoder, weights: Iterable[Named], put: Callable[[nn.Parameter, torch.Tensor], None] = put) -> None:
+    """Copy weights into a model, one parameter at a time. ``put`` copies one, perhaps into a sharded parameter."""
     for name, tensor in weights:
-        parameter = model.get_parameter(name)
-        with whole(parameter):
-            parameter.copy_(tensor)
+        put(model.get_parameter(name), tensor)
 
 
 def flops_per_token(shape: Shape, tokens: int, is_frozen: bool = False) -> float:

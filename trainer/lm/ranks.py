@@ -55,6 +55,12 @@ class Ranks:
         flag = torch.tensor([1.0 if mine else 0.0], device=self.device)
         return bool(self.gather(flag).min().item())
 
+    def join_alone(self) -> None:
+        """Form a group of this rank alone, for libraries that need a group, if there are no other ranks."""
+        if not dist.is_initialized():
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+
 
 def join(device: str) -> Ranks:
     """Connect to the other ranks.

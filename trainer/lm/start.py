@@ -377,13 +377,14 @@ def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> 
     if start.base:
         dtype = engine.dtype_for(config, ranks.device)
         return lora.make_model(start.shape, start.base, config, ranks.device, dtype)
-    making, whole = engine.creation_contexts(config, ranks, micro_steps)
-    with making:
+    how = engine.creation(config, ranks, micro_steps)
+    with how.context:
         model = Decoder(start.shape, config.dropout, config.checkpointing)
+    how.shard(model)
     if start.folder:
-        fill(model, weights.read(start.shape, start.folder), whole)
+        fill(model, weights.read(start.shape, start.folder), how.put)
     elif not (start.resumed or start.taken):
-        fill(model, first_weights(start.shape, config.seed, ranks.device), whole)
+        fill(model, first_weights(start.shape, config.seed, ranks.device), how.put)
     return model
 
 

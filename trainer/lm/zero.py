@@ -28,7 +28,6 @@ import os
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Tuple, cast
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from trainer.lm import zero_config
@@ -39,6 +38,7 @@ from trainer.lm.engine import Scale, run
 from trainer.lm.errors import FailedError, RefusedError
 from trainer.lm.log import Watch
 from trainer.lm.model import Decoder, fill, sizes
+from trainer.lm.model import put as put_whole
 from trainer.lm.ranks import Ranks
 
 
@@ -70,7 +70,7 @@ class Zero:
                 self._coalesce = self._engine.coalesce_grad_reduction
                 self._engine.set_gradient_accumulation_boundary(is_boundary=True)  # one step() for all micro-steps
         self.model = cast("nn.Module", self._engine if stage == 3 else model)
-        self._whole = gather_parameter if stage == 3 else contextlib.nullcontext
+        self._put = put if stage == 3 else put_whole
         self.loss: Callable[..., torch.Tensor] = self._engine
         if dtype == torch.float16:
             self.scale = _DeepSpeedScale(self._optimizer)
@@ -152,7 +152,7 @@ class Zero:
             part.set_updates(updates or 0)
         # The weights used in computation are copies of these parts, except in stage 0 with fp32.
         read = ((name, reader.whole(name, size)) for name, size in sizes(self._model.shape).items())
-        fill(self._model, read, self._whole)
+        fill(self._model, read, self._put)
         self.updates = updates or 0
 
 
@@ -299,11 +299,12 @@ def creation_context(config: Config, ranks: Ranks, micro_steps: int, dtype: torc
     return cast("ContextManager[Any]", load_deepspeed(ranks).zero.Init(config_dict_or_path=settings))
 
 
-def gather_parameter(parameter: nn.Parameter) -> ContextManager[Any]:
-    """Within it, the parameter is whole on all ranks. Afterwards each has its share of rank 0's value."""
+def put(parameter: nn.Parameter, tensor: torch.Tensor) -> None:
+    """Copy a whole tensor into a parameter of ZeRO-3, from rank 0."""
     from deepspeed import zero  # noqa: PLC0415 - other engines need no DeepSpeed
 
-    return cast("ContextManager[Any]", zero.GatheredParameters(parameter, modifier_rank=0))
+    with zero.GatheredParameters(parameter, modifier_rank=0):
+        parameter.copy_(tensor)
 
 
 def load_deepspeed(ranks: Ranks) -> Any:
@@ -324,9 +325,7 @@ def load_deepspeed(ranks: Ranks) -> Any:
     if ranks.device.type == "cpu":
         # It would compile an all-reduce over shared memory for inference, which most nodes cannot compile.
         theirs.build_shm_op = lambda: None  # type: ignore[attr-defined]
-    if not dist.is_initialized():
-        backend = "nccl" if ranks.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    ranks.join_alone()
     for name, value in (("RANK", ranks.rank), ("LOCAL_RANK", ranks.local), ("WORLD_SIZE", ranks.world)):
         os.environ.setdefault(name, str(value))  # without these it asks MPI
     return deepspeed
