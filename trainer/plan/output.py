@@ -11,9 +11,10 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from trainer.ds_config import Request, make
 from trainer.plan.inputs import GIB, Cluster, Setup, Training, accumulation
-from trainer.plan.models import MODELS, PlanError
+from trainer.plan.models import MODELS
 from trainer.plan.plan import Plan
 from trainer.plan.search import Option
+from trainer.plan.shape import PlanError
 
 WIDTH = 80
 Styled = Tuple[str, str]

@@ -8,8 +8,8 @@ from typing import Iterator, Optional, Tuple
 
 from trainer.plan.inputs import GIB, Cluster, Training, accumulation, check
 from trainer.plan.ladder import Ladder, ladder, no_cures
-from trainer.plan.models import PlanError
 from trainer.plan.search import Option, chunks, nearest, pick, survey
+from trainer.plan.shape import PlanError
 
 
 @dataclass(frozen=True)

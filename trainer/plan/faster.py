@@ -1,0 +1,324 @@
+"""Faster settings for a LLaMA-Factory configuration: same data, same samples per optimizer step, and every reason.
+
+The search changes only what leaves the loss equal within noise. What may change it (8-bit optimizers, ``pure_bf16``) is
+listed as a remark, for the user to decide.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+
+from trainer.plan.factory import Estimate, Job, Settings, estimate, rows_of
+from trainer.plan.inputs import GIB
+from trainer.plan.shape import PlanError
+
+ROOM = 0.88  # of a GPU's memory that an estimate may fill
+NEAR = 0.15  # how far the samples per step may be from the configuration's
+_EQUAL = 0.03  # of the speed; fewer changes win
+_WORKERS = 4
+_CORES = 16  # processes that prepare the data
+_MOST = 64  # samples or sequences per pass
+_UNSEEN = 2  # times the longest counted sample, for samples that were not counted
+_ROWS = 8  # packed sequences per pass
+_PACKED = 16384  # longest packed sequence that is tried
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One slow thing, and its change.
+
+    Attributes:
+        what: what is slow.
+        why: the reason, with its figures.
+        changes: keys of the configuration and their new values; empty: a remark.
+        before: estimated useful tokens per second before this change, after those above.
+        after: and after it.
+    """
+
+    what: str
+    why: str
+    changes: Dict[str, Any]
+    before: float = 0.0
+    after: float = 0.0
+
+    @property
+    def gain(self) -> float:
+        """Factor of the speed."""
+        return self.after / self.before if self.before else 1.0
+
+
+@dataclass(frozen=True)
+class Faster:
+    """A faster configuration.
+
+    Attributes:
+        base: the settings as they are.
+        best: the settings that are recommended.
+        now: what they cost.
+        then: and what the recommended ones do.
+        findings: the changes, in the order in which they are applied, and then remarks.
+        stage: DeepSpeed's new stage; None: as before, or none.
+    """
+
+    base: Settings
+    best: Settings
+    now: Estimate
+    then: Estimate
+    findings: Tuple[Finding, ...]
+    stage: Optional[int] = None
+
+    @property
+    def changes(self) -> Dict[str, Any]:
+        """All changed keys."""
+        return {key: value for each in self.findings for key, value in each.changes.items()}
+
+
+def faster(job: Job, base: Settings, *, liger: bool = True, fa2: bool = False) -> Faster:
+    """Find faster settings.
+
+    Args:
+        job: what is trained.
+        base: the settings as they are.
+        liger: the release has liger-kernel.
+        fa2: the release has flash-attn.
+
+    Raises:
+        PlanError: the data has no samples.
+    """
+    if not job.lengths.tokens:
+        raise PlanError("the data has no samples")
+    return explain(job, base, choose(job, base, liger=liger, fa2=fa2), liger=liger, fa2=fa2)
+
+
+def explain(job: Job, base: Settings, best: Settings, *, liger: bool = True, fa2: bool = False) -> Faster:
+    """Explain the way from one setting to another. For the arguments see ``faster``."""
+    findings = [*_changes(job, base, best), *_free(job, base), *_remarks(job, base, best, liger=liger, fa2=fa2)]
+    stage = best.zero if best.zero != base.zero else None
+    return Faster(base, best, estimate(job, base), estimate(job, best), tuple(findings), stage)
+
+
+def choose(job: Job, base: Settings, *, liger: bool, fa2: bool) -> Settings:
+    """Return the settings with the highest estimated speed that fit; among nearly equal ones those nearest to base."""
+    found = [(each, estimate(job, each)) for each in alternatives(job, base, liger=liger, fa2=fa2)]
+    fitting = [(each, cost) for each, cost in found if cost.memory <= ROOM * job.cluster.usable]
+    if not fitting:
+        return base
+    fastest = max(cost.tokens for _, cost in fitting)
+    if estimate(job, base).tokens >= (1 - _EQUAL) * fastest:
+        return base
+    equal = [(each, cost) for each, cost in fitting if cost.tokens >= (1 - _EQUAL) * fastest]
+    return min(equal, key=lambda one: (_differences(base, one[0]), one[1].memory))[0]
+
+
+def alternatives(job: Job, base: Settings, *, liger: bool, fa2: bool) -> Iterator[Settings]:
+    """Yield every setting that keeps the data and about the samples per step. The first one is ``base``."""
+    yield base
+    attention = base.attention
+    if attention == "disabled" and job.shape.kind != "gemma2":
+        attention = "auto"
+    if fa2 and job.takes_packing:
+        attention = "fa2"
+    better = base.with_(attention=attention, liger=base.liger or (liger and job.takes_liger and base.stage == "sft"))
+    for zero in _stages(job, base):
+        for checkpointing in sorted({base.checkpointing, False}):
+            same = better.with_(zero=zero, checkpointing=checkpointing)
+            yield from _batches(base, same)
+            if base.stage == "sft" and job.takes_packing:
+                yield from _packings(job, base, same)
+
+
+def _stages(job: Job, base: Settings) -> List[Optional[int]]:
+    """DeepSpeed's stages that shard less than the configuration's, which costs less communication."""
+    if not base.zero or base.offload:
+        return [base.zero]
+    lower: List[Optional[int]] = [each for each in (1, 2, 3) if each <= base.zero]
+    return [1] if job.cluster.world == 1 else lower
+
+
+def _batches(base: Settings, same: Settings) -> Iterator[Settings]:
+    """Divide the samples of a step into passes in other ways."""
+    share = base.batch * base.accumulation
+    for batch in range(1, min(share, _MOST) + 1):
+        if share % batch == 0:
+            grouped = same.grouped or (batch > 1 and not same.packing and same.stage == "sft")
+            yield same.with_(batch=batch, accumulation=share // batch, grouped=grouped)
+
+
+def _packings(job: Job, base: Settings, same: Settings) -> Iterator[Settings]:
+    """Pack samples into sequences, with about as many samples per step.
+
+    If the configuration cuts samples, the sequences keep its length, so that the same tokens are trained. Shorter
+    sequences must hold every sample, also those that were not counted.
+    """
+    target = estimate(job, base).samples / job.cluster.world  # samples of a GPU per step
+    longest = job.lengths.longest + 1
+    least = longest if job.lengths.sure else min(base.cutoff, _UNSEEN * longest if job.lengths.exact else base.cutoff)
+    fixed = longest > base.cutoff or (base.packing and base.neat)
+    most = max(1, int(target))  # every sequence has a sample at least
+    for rows in range(1, min(_MOST, most) + 1):
+        ideal = target * job.lengths.cut(base.cutoff).mean / rows
+        sizes = {base.cutoff} if fixed else {base.cutoff, _rounded(ideal), _rounded(ideal * 1.04)}
+        for cutoff in sorted(size for size in sizes if fixed or least <= size <= max(_PACKED, base.cutoff)):
+            one = same.with_(packing=True, neat=True, cutoff=cutoff, batch=1, accumulation=rows, grouped=False)
+            if abs(rows * rows_of(job, one).samples / target - 1) <= NEAR:
+                for batch in (each for each in range(1, min(rows, _ROWS) + 1) if rows % each == 0):
+                    yield one.with_(batch=batch, accumulation=rows // batch)
+
+
+def _rounded(tokens: float) -> int:
+    return max(64, math.ceil(tokens / 64) * 64)
+
+
+def _differences(base: Settings, other: Settings) -> int:
+    names = ("packing", "checkpointing", "liger", "attention", "grouped", "zero", "batch", "accumulation")
+    return sum(getattr(base, name) != getattr(other, name) for name in names)
+
+
+def keys(base: Settings, other: Settings) -> Dict[str, Any]:
+    """Return the keys of a configuration that lead from one setting to another. DeepSpeed's file is not among them."""
+    changes = _batch_keys(base, other)
+    for key, name in (("flash_attn", "attention"), ("enable_liger_kernel", "liger")):
+        if getattr(base, name) != getattr(other, name):
+            changes[key] = getattr(other, name)
+    if base.checkpointing != other.checkpointing:
+        changes["disable_gradient_checkpointing"] = not other.checkpointing
+    return changes
+
+
+# --- findings ----------------------------------------------------------------------------------------
+
+
+def _changes(job: Job, base: Settings, best: Settings) -> Iterator[Finding]:
+    """The differences of two settings, one at a time, with the speed before and after each."""
+    current = base
+    steps: Sequence[Tuple[Sequence[str], Callable[[], Tuple[str, str, Dict[str, Any]]]]] = (
+        (("attention",), lambda: _attention(job, best)),
+        (("packing", "neat", "cutoff", "batch", "accumulation", "grouped"), lambda: _batching(job, base, best)),
+        (("liger",), lambda: _liger(job, best)),
+        (("checkpointing",), lambda: _checkpointing(job, best)),
+        (("zero",), lambda: _zero(job, base, best)),
+    )
+    for names, describe in steps:
+        after = current.with_(**{name: getattr(best, name) for name in names})
+        if after == current:
+            continue
+        what, why, changes = describe()
+        yield Finding(what, why, changes, estimate(job, current).tokens, estimate(job, after).tokens)
+        current = after
+
+
+def _attention(job: Job, best: Settings) -> Tuple[str, str, Dict[str, Any]]:
+    if best.attention == "fa2":
+        why = "flash-attn is in the release: packed samples need no mask for every pair of tokens"
+        return "attention", why, {"flash_attn": "fa2"}
+    longest = min(job.lengths.longest, best.cutoff)
+    scores = 5.0 * job.shape.heads * longest * longest / GIB
+    why = f"eager attention writes a matrix of all pairs: {scores:.2f} GiB per layer and sample of {longest} tokens"
+    return "eager attention", why + "; torch's sdpa does not", {"flash_attn": "sdpa"}
+
+
+def _liger(job: Job, best: Settings) -> Tuple[str, str, Dict[str, Any]]:
+    logits = 12.0 * job.shape.vocab * best.batch * rows_of(job, best).widest / GIB
+    why = (
+        f"the logits of a pass, {job.shape.vocab:,} numbers per token, take {logits:.1f} GiB; Liger computes the "
+        "loss in pieces and fuses norms and SwiGLU. The release needs liger-kernel"
+    )
+    return "logits", why, {"enable_liger_kernel": True}
+
+
+def _batching(job: Job, base: Settings, best: Settings) -> Tuple[str, str, Dict[str, Any]]:
+    now, then = estimate(job, base), estimate(job, best)
+    changes = _batch_keys(base, best)
+    per_pass = base.batch * now.rows.width
+    if best.packing and not base.packing:
+        why = (
+            f"a pass has {per_pass:,.0f} tokens, {now.rows.padding:.0%} of them padding; samples have "
+            f"{job.lengths.mean:,.0f} on average. Packed, a pass has {best.batch * best.cutoff:,} tokens with "
+            f"{then.rows.padding:.0%} padding, and samples do not attend to each other (neat_packing)"
+        )
+        what = "no packing"
+    elif best.packing and not base.neat:
+        why, what = "packed samples attend to each other, which changes their loss", "packing without neat_packing"
+    else:
+        why = f"a pass has only {per_pass:,.0f} tokens, {now.rows.padding:.0%} of them padding"
+        if best.grouped and not base.grouped:
+            why += "; batches of similar lengths have less"
+        what = "small batch" if best.batch > base.batch else "batch"
+    why += f". Samples per optimizer step: {now.samples:.0f} before, {then.samples:.1f} after"
+    why += "; so steps, warm-up, saves and the learning rate keep their meaning"
+    return what, why, changes
+
+
+def _batch_keys(base: Settings, best: Settings) -> Dict[str, Any]:
+    """The keys of batch and packing that differ."""
+    pairs: Dict[str, Tuple[Any, Any]] = {
+        "packing": (base.packing, best.packing),
+        "neat_packing": (base.neat, best.neat),
+        "cutoff_len": (base.cutoff, best.cutoff),
+        "per_device_train_batch_size": (base.batch, best.batch),
+        "gradient_accumulation_steps": (base.accumulation, best.accumulation),
+    }
+    changes = {key: new for key, (old, new) in pairs.items() if old != new}
+    if base.grouped != best.grouped:
+        changes["train_sampling_strategy"] = "group_by_length" if best.grouped else "random"
+    return changes
+
+
+def _checkpointing(job: Job, best: Settings) -> Tuple[str, str, Dict[str, Any]]:
+    memory = estimate(job, best).memory
+    why = (
+        f"every forward pass is computed twice to save memory; without it a GPU needs about {memory:.0f} of "
+        f"{job.cluster.usable:.0f} GiB"
+    )
+    return "gradient checkpointing", why, {"disable_gradient_checkpointing": True}
+
+
+def _zero(job: Job, base: Settings, best: Settings) -> Tuple[str, str, Dict[str, Any]]:
+    memory = estimate(job, best).memory
+    fits = f"a GPU needs about {memory:.0f} of {job.cluster.usable:.0f} GiB"
+    changes = {"deepspeed": f"ZeRO-{best.zero}"}
+    if base.zero is None:
+        why = f"without DeepSpeed all weights have 32 bits; ZeRO-{best.zero} computes with 16-bit ones beside a "
+        return "32-bit weights", f"{why}32-bit copy: {fits}", changes
+    why = f"ZeRO-{base.zero} gathers or reduces more than this model needs: with ZeRO-{best.zero} {fits}"
+    return f"ZeRO-{base.zero}", why, changes
+
+
+def _free(job: Job, base: Settings) -> Iterator[Finding]:
+    """Changes without an estimate, which cost nothing."""
+    if base.workers == 0:
+        why = "the training process itself collates every batch while the GPU waits"
+        yield Finding("dataloader_num_workers 0", why, {"dataloader_num_workers": _WORKERS})
+    if base.preprocessing is None:
+        cores = min(_CORES, max(1, (job.cluster.cores or 2 * _CORES) // 2))
+        why = f"one process tokenizes {job.lengths.total:,} records before the first step"
+        yield Finding("preprocessing_num_workers", why, {"preprocessing_num_workers": cores})
+
+
+def _remarks(job: Job, base: Settings, best: Settings, *, liger: bool, fa2: bool) -> Iterator[Finding]:
+    """What the user may decide: it can change the loss, the data or the release."""
+    cut = job.lengths.share_cut(base.cutoff)
+    if cut:
+        yield Finding("cutoff_len", f"{cut:.1%} of the samples are cut at {base.cutoff} tokens; this stays so", {})
+    if base.precision == "bf16" and best.zero is None and base.method == "full":
+        gib = 16.0 * job.shape.parameters / GIB
+        why = (
+            f"bf16: true without DeepSpeed keeps weights, gradients and Adam in 32 bits, {gib:.0f} GiB; ZeRO-1 "
+            "computes with 16-bit weights beside a 32-bit copy, also on one GPU. --tune tries it"
+        )
+        yield Finding("32-bit weights", why, {})
+    if base.precision == "pure_bf16":
+        yield Finding("pure_bf16", "fast, but 16-bit weights lose small updates: a worse loss was measured", {})
+    if base.precision == "fp32":
+        yield Finding("no bf16", "the training computes in 32 bits; bf16: true is several times faster", {})
+    if base.method == "full":
+        saved = 6.0 * job.shape.parameters / GIB / (job.cluster.world if base.zero else 1)
+        why = f"adamw_bnb_8bit saves {saved:.1f} GiB per GPU, and may change the loss: your decision"
+        yield Finding("optimizer", why, {})
+    if best.packing and not fa2 and best.cutoff > 4096:
+        why = "packing builds a mask for every pair of tokens; flash-attn in the release (flash_attn: fa2) avoids it"
+        yield Finding("attention", why, {})
+    if not liger and job.takes_liger and not base.liger:
+        yield Finding("logits", "liger-kernel is not in the release: pip install it, then pack-env and deploy", {})
