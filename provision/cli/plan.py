@@ -61,6 +61,8 @@ def _real(option: str) -> Number:
               help="Stages 1 and 2: overlap reduction with backward.  [default: on with --for own]")  # fmt: skip
 @click.option("--liger/--no-liger", default=None,
               help="Compute the loss in chunks with Liger.  [default: on if supported]")  # fmt: skip
+@click.option("--optimizer", type=click.Choice(["adamw", "adamw_8bit"]), default="adamw", show_default=True,
+              help="Adam's states in 32 bits, or in 8 bits by bitsandbytes.")  # fmt: skip
 @number(
     "--host-memory",
     type=_real("--host-memory"),
@@ -137,6 +139,7 @@ def _wish(reporter: Reporter, model: str, given: dict[str, Any]) -> tuple[plans.
     seq = min(4096, shape.context) if given["seq"] is None else given["seq"]
     precision = "bf16" if cluster.gpu.bf16 else "fp16"
     asked = {key: given[key] for key in ("method", "global_batch", "program", "efficiency")}
+    asked["eight_bit"] = given["optimizer"] == "adamw_8bit"
     return plans.Training(shape, seq=seq, precision=precision, rank=given["lora_rank"], **asked), cluster
 
 

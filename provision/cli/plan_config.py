@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from provision.cli.cluster import Selection, session_on
 from provision.errors import UsageError
 from provision.hints import again
+from provision.model import Emit, Event, LogLine
 from provision.output import Reporter
 from provision.output_text import Line
 from provision.tasks import plan_config as tasks
@@ -25,7 +26,18 @@ from trainer import ds_config
 from trainer import plan as plans
 
 OWN = ("model_config", "out", "force", "tune", "seconds", "candidates")  # options that need a configuration
-_MODELS = ("method", "seq", "global_batch", "program", "lora_rank", "overlap", "nvme_path", "model_path", "write")
+_MODELS = (
+    "method",
+    "seq",
+    "global_batch",
+    "program",
+    "lora_rank",
+    "overlap",
+    "optimizer",
+    "nvme_path",
+    "model_path",
+    "write",
+)
 LINK = 25.0  # GB/s: one HDR InfiniBand adapter
 _WIDTH = 80
 _SHOWN = 0.02  # of a gain
@@ -89,7 +101,7 @@ def _tune(
     """Measure candidates on the nodes, and write the fastest."""
     inventory = selection.load_or_here(reporter, nodes=given["nodes"], starts=True)
     nodes = selection.nodes(inventory, given["nodes"])
-    with session_on(reporter, inventory, nodes) as session:
+    with session_on(reporter, inventory, nodes, emit=_without_logs(reporter)) as session:
         tuned = tuning.tune(
             *(session, config, cluster),
             model=given["model_config"],
@@ -105,6 +117,16 @@ def _tune(
     data = {**tasks.record(planned), **tuning.record(tuned), "written": written}
     Path(written[-1]).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     reporter.result(data, _wrote(written))
+
+
+def _without_logs(reporter: Reporter) -> Emit:
+    """Passes events on without the lines that the candidates print."""
+
+    def emit(event: Event) -> None:
+        if not isinstance(event, LogLine):
+            reporter(event)
+
+    return emit
 
 
 def measured_lines(tuned: Tuned) -> Iterator[str]:

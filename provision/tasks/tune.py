@@ -8,6 +8,7 @@ about the same samples. Then the run is stopped and its log is read. Nothing is 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -41,7 +42,7 @@ _LOG = 16 << 20  # bytes of a log
 _DEADLINE = 60.0
 _START = 1800.0  # seconds to the first step
 _SLOWER = 3.0  # times the given seconds that a candidate may take for the same samples
-_LEAST = 5  # steps of a candidate
+_LEAST = 10  # steps of a candidate, unless they take longer than three times the given seconds
 _LINE = 200  # characters of a reason
 # No candidate writes into the user's folders, evaluates or saves. Counted tokens make the log's times exact.
 _QUIET = {
@@ -106,10 +107,12 @@ def tune(session: Session, config: Path, cluster: Cluster, *, model: str | None,
         session.emit(Notice(f"candidate {number} of {len(chosen)}: {candidate.name}"))
         each = estimate(planned.job, candidate.settings).samples
         steps = max(_LEAST, round(samples / each)) if samples else None
-        result = _measure(session, planned, candidate, Limit(seconds if steps is None else _SLOWER * seconds, steps))
+        result = _measure(session, planned, candidate, Limit(seconds, steps), steps)
         samples = samples or result.steps * each
         session.emit(Notice(line(result)))
         results.append(result)
+        if results[0].dropped:
+            break  # nothing can be compared with it
     judged_results = judged(results)
     return Tuned(planned, tuple(judged_results), fastest(judged_results))
 
@@ -129,7 +132,10 @@ def abilities(facts: Sequence[Facts]) -> Abilities:
 
 
 class Limit:
-    """When a candidate has trained enough: ``seconds`` after its first step, or after ``steps``."""
+    """When a candidate has trained enough: after ``steps``; None: ``seconds`` after its first step.
+
+    The first candidate takes at least ``_LEAST`` steps. None takes longer than ``_SLOWER`` times the seconds.
+    """
 
     def __init__(self, seconds: float, steps: int | None) -> None:
         self._seconds, self._steps = seconds, steps
@@ -142,7 +148,10 @@ class Limit:
         if step is None:
             return now - self._began > _START
         self._first = now if self._first is None else self._first
-        return now - self._first >= self._seconds or (self._steps is not None and step >= self._steps)
+        took = now - self._first
+        if took >= _SLOWER * self._seconds:
+            return True
+        return step >= self._steps if self._steps is not None else took >= self._seconds and step >= _LEAST
 
 
 def _facts(session: Session, config: Path) -> tuple[Facts, ...]:
@@ -166,7 +175,7 @@ def _cluster(session: Session, facts: Sequence[Facts], given: Cluster) -> Cluste
     return replace(cluster, gpu=replace(gpu, memory=round(gib)), memory=gib)
 
 
-def _measure(session: Session, planned: Planned, candidate: Candidate, limit: Limit) -> Measured:
+def _measure(session: Session, planned: Planned, candidate: Candidate, limit: Limit, steps: int | None) -> Measured:
     """Run a candidate, and read its log."""
     asked = _training(planned, candidate)
     before = time.monotonic()
@@ -186,7 +195,7 @@ def _measure(session: Session, planned: Planned, candidate: Candidate, limit: Li
     log = session.run(head, f"head -c {_LOG} -- {quote(f'{result.output}/{TRAINER_LOG}')}", deadline=_DEADLINE).out
     lengths = planned.job.lengths
     tokens = lengths.cut(planned.found.base.cutoff).mean * lengths.total
-    found = measured(candidate, rows_of_log(log), tokens)
+    found = measured(candidate, rows_of_log(log), tokens, steps=steps)
     prune(session, Wanted(), lambda plan, more: (*plan.runs, *more), words=[result.run])
     if found.dropped and time.monotonic() - before > _START:
         return replace(found, dropped=f"no step within {_START / 60:.0f} minutes")
@@ -194,10 +203,11 @@ def _measure(session: Session, planned: Planned, candidate: Candidate, limit: Li
 
 
 def why_failed(error: RunFailedError) -> str:
-    """One line about a failed candidate: the node's line about memory if there is one, else the first reason."""
+    """One line about a failed candidate: the node's line about memory, else its last error, else the first reason."""
     rows = [row.strip() for reason in error.reasons.values() for row in reason.splitlines() if row.strip()]
     memory = [row for row in rows if "out of memory" in row.lower()]
-    return ("out of memory: " if memory else "") + (memory or rows or [str(error)])[0][:_LINE]
+    errors = [row for row in reversed(rows) if re.match(r"[\w.]*(Error|Exception)\b", row)]
+    return ("out of memory: " if memory else "") + (memory or errors or rows or [str(error)])[0][:_LINE]
 
 
 def _training(planned: Planned, candidate: Candidate) -> train.Training:
@@ -218,7 +228,7 @@ def overrides(config: Mapping[str, Any], base: Settings, settings: Settings) -> 
     if config.get("resume_from_checkpoint") is not None:
         values["resume_from_checkpoint"] = None
     for key, value in values.items():
-        yield f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        yield f"{key}={json.dumps(value)}"  # quoted, because YAML reads a bare no as false
 
 
 def record(tuned: Tuned) -> dict[str, Any]:

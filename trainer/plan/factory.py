@@ -45,6 +45,7 @@ class Settings:
         workers: ``dataloader_num_workers``.
         preprocessing: ``preprocessing_num_workers``.
         rank: ``lora_rank``.
+        eight_bit: ``optim`` keeps Adam's states in 8 bits.
     """
 
     stage: str = "sft"
@@ -64,6 +65,7 @@ class Settings:
     workers: int = 0
     preprocessing: Optional[int] = None
     rank: int = 8
+    eight_bit: bool = False
 
     def with_(self, **changes: Any) -> Settings:
         """Return a copy with changes."""
@@ -116,6 +118,7 @@ def settings_of(config: Mapping[str, Any], deepspeed: Optional[Mapping[str, Any]
         workers=number("dataloader_num_workers", 0, 0),
         preprocessing=number("preprocessing_num_workers", None),
         rank=number("lora_rank", 8),
+        eight_bit="8bit" in str(config.get("optim", "")),
     )
 
 
@@ -218,7 +221,8 @@ def estimate(job: Job, settings: Settings) -> Estimate:
 
 def _training(job: Job, settings: Settings, seq: int, passes: int) -> Training:
     precision = "bf16" if job.half else "fp16"
-    return Training(job.shape, settings.method, seq, passes, rank=settings.rank, precision=precision)
+    rank, eight_bit = settings.rank, settings.eight_bit
+    return Training(job.shape, settings.method, seq, passes, rank=rank, precision=precision, eight_bit=eight_bit)
 
 
 def _mask(job: Job, settings: Settings, training: Training) -> float:

@@ -313,7 +313,9 @@ def _remarks(job: Job, base: Settings, best: Settings, *, liger: bool, fa2: bool
         yield Finding("pure_bf16", "fast, but 16-bit weights lose small updates: a worse loss was measured", {})
     if base.precision == "fp32":
         yield Finding("no bf16", "the training computes in 32 bits; bf16: true is several times faster", {})
-    if base.method == "full":
+    if base.eight_bit:
+        yield Finding("optimizer", "8-bit Adam may change the loss: it was your decision, and stays", {})
+    elif base.method == "full":
         saved = 6.0 * job.shape.parameters / GIB / (job.cluster.world if base.zero else 1)
         why = f"adamw_bnb_8bit saves {saved:.1f} GiB per GPU, and may change the loss: your decision"
         yield Finding("optimizer", why, {})

@@ -83,6 +83,7 @@ class Training:
         precision: ``bf16`` or ``fp16``.
         efficiency: fraction of the card's peak that large matrix products reach.
         half_loss: the loss is computed in 16 bits, as in nanoGPT when DeepSpeed has cast the whole model.
+        eight_bit: Adam's states have 8 bits (``optim: adamw_bnb_8bit``), which may change the loss.
     """
 
     shape: Shape
@@ -94,6 +95,7 @@ class Training:
     precision: str = "bf16"
     efficiency: float = 0.65
     half_loss: bool = False
+    eight_bit: bool = False
 
     @property
     def adapters(self) -> bool:

@@ -96,7 +96,11 @@ def _block_bytes_per_token(training: Training, setup: Setup) -> int:
     return each + (0 if setup.flash else score_bytes(training))
 
 
-_ADAM = 12
+_MASTER = 4  # bytes of a 32-bit weight
+_ADAM = 8  # of momentum and variance
+# In 8 bits, with a 32-bit scale for every 256 numbers: Dettmers et al., arXiv 2110.02861, section 2 (bitsandbytes takes
+# blocks of 256)
+_ADAM_8BIT = 2 * (1 + 4 / 256)
 _NF4 = 4.127 / 8  # bytes of a 4-bit weight with its doubly quantized constants: QLoRA, arXiv 2305.14314, section 3
 CONTEXT = 1.3 * GIB  # CUDA context with library code, and NCCL buffers, outside torch; an estimate
 FRAGMENTS = 0.04  # fraction of the allocated memory that torch reserves in addition; an estimate
@@ -152,14 +156,19 @@ def weight_bytes(training: Training) -> float:
     return _NF4 * matrices + 2.0 * (shape.parameters - matrices + training.trained)
 
 
+def adam_bytes(training: Training) -> float:
+    """Bytes per trained parameter of Adam's momentum and variance."""
+    return _ADAM_8BIT if training.eight_bit else _ADAM
+
+
 def states(training: Training, cluster: Cluster, setup: Setup) -> Tuple[float, float, float]:
     """Bytes per GPU of parameters, gradients and optimizer."""
     world, trained = cluster.world, float(training.trained)
     if setup.wide:
-        return weight_bytes(training) + 2 * trained, 4 * trained, 8 * trained
+        return weight_bytes(training) + 2 * trained, 4 * trained, adam_bytes(training) * trained
     parameters = weight_bytes(training) / (world if setup.stage == 3 else 1)
     gradients = 2 * trained / (world if setup.stage >= 2 else 1)
-    optimizer = _ADAM * trained / (world if setup.stage >= 1 else 1)
+    optimizer = (_MASTER + adam_bytes(training)) * trained / (world if setup.stage >= 1 else 1)
     if setup.optimizer_at != "gpu":
         optimizer = 0.0
         gradients = 0.0 if setup.stage >= 2 else gradients
@@ -172,12 +181,14 @@ def gpu_memory(training: Training, cluster: Cluster, setup: Setup) -> Memory:
     gathered = 2.0 * min(training.shape.parameters, setup.live) if setup.stage == 3 else 0.0
     bucket = 2.0 * setup.bucket if setup.stage == 3 else 0.0  # allocated at the start and kept
     blocks = kept_bytes(training, setup)
-    copies = 2.0 * training.trained if setup.wide else 0.0  # autocast's, until the backward pass has used them
+    # Autocast's 16-bit weights, until the backward pass has used them, and the buckets of torch's DDP, as large as the
+    # gradients and always there: torchrun starts it also for one process.
+    copies, ddp = (2.0 * training.trained, 4.0 * training.trained) if setup.wide else (0.0, 0.0)
     activations, loss, buffers = _backward(training, cluster, setup, blocks)
     moments = (
-        (blocks, logits(training, setup), bucket + gathered + copies, "loss"),
-        (activations, loss, buffers + copies, "backward"),
-        (0.0, 0.0, bucket + _step(training, cluster, setup), "step"),
+        (blocks, logits(training, setup), bucket + gathered + copies + ddp, "loss"),
+        (activations, loss, buffers + copies + ddp, "backward"),
+        (0.0, 0.0, bucket + ddp + _step(training, cluster, setup), "step"),
     )
     activations, loss, buffers, moment = max(moments, key=lambda each: each[0] + each[1] + each[2])
     allocated = sum(base) + activations + loss + buffers
@@ -192,8 +203,8 @@ def _backward(training: Training, cluster: Cluster, setup: Setup, blocks: float)
     rest = blocks * (1 - done)
     activations = rest + one if setup.checkpointing else max(rest, one)
     reduced = 2.0 * min(setup.bucket, trained)
-    if setup.wide:  # torch's DDP: its buckets are as large as the gradients
-        return activations, 0.0, 4.0 * trained if cluster.world > 1 else 0.0
+    if setup.wide:
+        return activations, 0.0, 0.0
     if setup.stage == 0:
         return activations, 0.0, reduced
     if setup.stage == 3:
@@ -235,6 +246,17 @@ def host_memory(training: Training, cluster: Cluster, setup: Setup) -> float:
     elif setup.parameters_at == "nvme":
         held += 2.0 * min(training.shape.parameters / cluster.nodes, _GROUP * cluster.gpus)
     return held
+
+
+def loading_memory(training: Training, cluster: Cluster, setup: Setup) -> float:
+    """Bytes of a node's memory while a checkpoint is loaded.
+
+    transformers 5.6 loads each weight from the file to the GPU (LLaMA-Factory's ``low_cpu_mem_usage``, its default).
+    In stage 3 every process first reads the whole checkpoint (``integrations/deepspeed.py``).
+    """
+    if setup.stage != 3 or training.program == "own":
+        return 0.0
+    return 2.0 * training.shape.parameters * cluster.gpus
 
 
 def disk(training: Training, cluster: Cluster, setup: Setup) -> float:

@@ -141,15 +141,23 @@ def _clock(text: str) -> float:
     return float(sum(int(part) * 60**power for power, part in enumerate(reversed(parts))))
 
 
-def measured(candidate: Candidate, rows: Sequence[Row], tokens: float) -> Measured:
-    """Summarize a candidate's log. ``tokens`` are those of one epoch, without padding."""
+def measured(candidate: Candidate, rows: Sequence[Row], tokens: float, *, steps: Optional[int] = None) -> Measured:
+    """Summarize a candidate's log.
+
+    Args:
+        candidate: the settings.
+        rows: of the log.
+        tokens: of one epoch, without padding.
+        steps: in which it takes the samples that all candidates have taken; later ones count only for the speed.
+    """
     rows = [row for row in rows if math.isfinite(row.loss)]
     first = rows[min(len(rows) - 1, max(1, int(len(rows) * _WARM)))] if rows else None
     if first is None or rows[-1].seconds <= first.seconds:
         return Measured(candidate, steps=len(rows), dropped="it did not take enough steps to be timed")
     last = rows[-1]
     epochs = (last.epoch - first.epoch) / (last.seconds - first.seconds)
-    half = [row.loss for row in rows[len(rows) // 2 :]]
+    same = [row for row in rows if steps is None or row.step <= steps] or rows[:1]
+    half = [row.loss for row in same[len(same) // 2 :]]
     mean = sum(half) / len(half)
     spread = math.sqrt(sum((each - mean) ** 2 for each in half) / max(1, len(half) - 1))
     memory = max(row.memory for row in rows)
