@@ -346,11 +346,13 @@ def commented(document: Document, changes: Mapping[str, tuple[Any, str]], by: st
     if end:
         text += ("" if text.endswith("\n") else "\n") + "\n" + "".join(end)
     wanted = document.data | {key: value for key, (value, _) in changes.items()}
-    if load(document.path, text)[1] != wanted:
-        keys = ", ".join(changes)
-        raise UsageError(
-            f"{document.path}: {keys} cannot be changed in this form", hint="write one key: value per line"
-        )
+    try:
+        found = load(document.path, text)[1]
+    except UsageError:
+        found = None
+    if found != wanted:
+        hint = "write one key: value per line, without braces and aliases"
+        raise UsageError(f"{document.path}: {', '.join(changes)} cannot be changed in this form", hint=hint)
     return text
 
 

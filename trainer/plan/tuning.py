@@ -73,9 +73,18 @@ class Measured:
 
 
 def candidates(
-    job: Job, found: Faster, *, liger: bool, fa2: bool, deepspeed: bool, most: int = MOST
+    job: Job, found: Faster, *, liger: bool = True, fa2: bool = False, deepspeed: bool = False, most: int = MOST
 ) -> List[Candidate]:
-    """Choose what to measure: the configuration, the recommendation, and its best neighbours by the estimate."""
+    """Choose what to measure: the configuration, the recommendation, and its best neighbours by the estimate.
+
+    Args:
+        job: what is trained.
+        found: the recommendation.
+        liger: the release has liger-kernel.
+        fa2: the release has flash-attn.
+        deepspeed: the release has DeepSpeed.
+        most: the number of candidates.
+    """
     base, best = found.base, found.best
     chosen = [Candidate("as it is", base)]
     if best != base:
