@@ -16,6 +16,7 @@ from trainer.plan.shape import PlanError
 
 ROOM = 0.88  # of a GPU's memory that an estimate may fill
 NEAR = 0.15  # how far the samples per step may be from the configuration's
+_UNCHANGED = 0.03  # of the samples per step
 _EQUAL = 0.03  # of the speed; fewer changes win
 _WORKERS = 4
 _CORES = 16  # processes that prepare the data
@@ -247,7 +248,11 @@ def _batching(job: Job, base: Settings, best: Settings) -> Tuple[str, str, Dict[
             why += "; batches of similar lengths have less"
         what = "small batch" if best.batch > base.batch else "batch"
     why += f". Samples per optimizer step: {now.samples:.0f} before, {then.samples:.1f} after"
-    why += "; so steps, warm-up, saves and the learning rate keep their meaning"
+    difference = then.samples / now.samples - 1
+    if abs(difference) < _UNCHANGED:
+        why += "; so steps, warm-up, saves and the learning rate keep their meaning"
+    else:
+        why += f"; so an epoch has {abs(difference):.0%} {'fewer' if difference > 0 else 'more'} steps"
     return what, why, changes
 
 
