@@ -15,7 +15,7 @@ from trainer.plan.inputs import GIB
 from trainer.plan.shape import PlanError
 
 ROOM = 0.88  # of a GPU's memory that an estimate may fill
-NEAR = 0.15  # how far the samples per step may be from the configuration's
+NEAR = 0.25  # how far the samples per step may be from the configuration's
 _UNCHANGED = 0.03  # of the samples per step
 _EQUAL = 0.03  # of the speed; fewer changes win
 _WORKERS = 4
@@ -106,11 +106,15 @@ def choose(job: Job, base: Settings, *, liger: bool, fa2: bool) -> Settings:
     fitting = [(each, cost) for each, cost in found if cost.memory <= ROOM * job.cluster.usable]
     if not fitting:
         return base
-    fastest = max(cost.tokens for _, cost in fitting)
-    if estimate(job, base).tokens >= (1 - _EQUAL) * fastest:
-        return base
-    equal = [(each, cost) for each, cost in fitting if cost.tokens >= (1 - _EQUAL) * fastest]
-    return min(equal, key=lambda one: (_differences(base, one[0]), one[1].memory))[0]
+    wanted = found[0][1].samples
+    best = max(_worth(cost, wanted) for _, cost in fitting)
+    equal = [(each, cost) for each, cost in fitting if _worth(cost, wanted) >= (1 - _EQUAL) * best]
+    return min(equal, key=lambda one: (one[0] != base, _differences(base, one[0]), one[1].memory))[0]
+
+
+def _worth(cost: Estimate, samples: float) -> float:
+    """The speed, less for settings with another number of samples per step."""
+    return cost.tokens / (1 + abs(cost.samples / samples - 1))
 
 
 def alternatives(job: Job, base: Settings, *, liger: bool, fa2: bool) -> Iterator[Settings]:
@@ -125,7 +129,7 @@ def alternatives(job: Job, base: Settings, *, liger: bool, fa2: bool) -> Iterato
     for zero in _stages(job, base):
         for checkpointing in sorted({base.checkpointing, False}):
             same = better.with_(zero=zero, checkpointing=checkpointing)
-            yield from _batches(base, same)
+            yield from _batches(job, base, same)
             if base.stage == "sft" and job.takes_packing:
                 yield from _packings(job, base, same)
 
@@ -138,12 +142,16 @@ def _stages(job: Job, base: Settings) -> List[Optional[int]]:
     return [1] if job.cluster.world == 1 else lower
 
 
-def _batches(base: Settings, same: Settings) -> Iterator[Settings]:
-    """Divide the samples of a step into passes in other ways."""
+def _batches(job: Job, base: Settings, same: Settings) -> Iterator[Settings]:
+    """Divide the samples of a step into passes in other ways.
+
+    transformers' batches of similar lengths come in the order of their lengths, 50 at a time. That is worse than random
+    batches, so they are only used for samples that cannot be packed.
+    """
     share = base.batch * base.accumulation
     for batch in range(1, min(share, _MOST) + 1):
         if share % batch == 0:
-            grouped = same.grouped or (batch > 1 and not same.packing and same.stage == "sft")
+            grouped = same.grouped or (batch > 1 and not same.packing and not job.takes_packing)
             yield same.with_(batch=batch, accumulation=share // batch, grouped=grouped)
 
 
@@ -243,9 +251,10 @@ def _batching(job: Job, base: Settings, best: Settings) -> Tuple[str, str, Dict[
     elif best.packing and not base.neat:
         why, what = "packed samples attend to each other, which changes their loss", "packing without neat_packing"
     else:
-        why = f"a pass has only {per_pass:,.0f} tokens, {now.rows.padding:.0%} of them padding"
+        why = f"a pass has {per_pass:,.0f} tokens, {now.rows.padding:.0%} of them padding; a new one has "
+        why += f"{best.batch * then.rows.width:,.0f} and {then.rows.padding:.0%}"
         if best.grouped and not base.grouped:
-            why += "; batches of similar lengths have less"
+            why += ", because its samples have similar lengths"
         what = "small batch" if best.batch > base.batch else "batch"
     why += f". Samples per optimizer step: {now.samples:.0f} before, {then.samples:.1f} after"
     difference = then.samples / now.samples - 1
