@@ -24,6 +24,7 @@ from provision.tasks import ds_files
 from trainer import ds_config
 from trainer import plan as plans
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
+from trainer.bounds import Bound
 from trainer.ds_config import check
 from trainer.ds_config.request import OPTIONS, Option, request_of
 
@@ -37,6 +38,9 @@ def _whole(option: str) -> Number:
 
 def _real(option: str) -> Number:
     return Number(float, plans.BOUNDS[option])
+
+
+_SECONDS, _CANDIDATES = Number(int, Bound(low=1, high=3600)), Number(int, Bound(low=2, high=100))
 
 
 @click.command("plan")
@@ -81,9 +85,9 @@ def _real(option: str) -> Number:
               help="With CONFIG: the faster configuration.  [default: CONFIG.faster.yaml]")  # fmt: skip
 @click.option("--force", is_flag=True, help="With CONFIG: overwrite existing files.")
 @click.option("--tune", is_flag=True, help="With CONFIG: measure candidates on the nodes and keep the fastest.")
-@number("--seconds", type=_whole("--seconds"), default=60, show_default=True,
+@number("--seconds", type=_SECONDS, default=60, show_default=True,
         help="With --tune: time of a measurement.")  # fmt: skip
-@number("--candidates", type=_whole("--candidates"), default=6, show_default=True,
+@number("--candidates", type=_CANDIDATES, default=6, show_default=True,
         help="With --tune: how many candidates to measure.")  # fmt: skip
 @reporting
 def plan_command(
@@ -127,6 +131,7 @@ def refuse_without_config(given: Mapping[str, Any]) -> None:
     names = plan_config.typed(plan_config.OWN)
     if names:
         raise UsageError(f"{', '.join(names)}: only with a LLaMA-Factory configuration, CONFIG.yaml")
+    plan_config.refuse_without_tune(given)
     if given["nodes"] is None:
         raise UsageError("--nodes is missing", hint="clusterctl plan MODEL --nodes N")
 

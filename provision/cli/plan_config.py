@@ -39,6 +39,7 @@ _MODELS = (
     "write",
 )
 LINK = 25.0  # GB/s: one HDR InfiniBand adapter
+_ONLY_TUNE = ("seconds", "candidates", "inventory_path", "limit", "exclude")
 _WIDTH = 80
 _SHOWN = 0.02  # of a gain
 
@@ -48,6 +49,16 @@ def typed(names: Sequence[str]) -> list[str]:
     context = click.get_current_context()
     options = {each.name: each.opts[0] for each in context.command.params}
     return [str(options[name]) for name in names if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
+
+
+def refuse_without_tune(given: Mapping[str, Any]) -> None:
+    """Refuse options of measurements beside a plan that connects to no node.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if not given["tune"] and (names := typed(_ONLY_TUNE)):
+        raise UsageError(f"{', '.join(names)}: only with --tune, because a plan connects to no node")
 
 
 def cluster_of(reporter: Reporter, given: Mapping[str, Any], link: float) -> plans.Cluster:
@@ -74,6 +85,7 @@ def show(reporter: Reporter, selection: Selection, config: Path, given: Mapping[
     """
     if names := typed(_MODELS):
         raise UsageError(f"{', '.join(names)}: a configuration has this itself", hint=f"change it in {config}")
+    refuse_without_tune(given)
     out = given["out"] or config.with_name(f"{config.stem}.faster{config.suffix}")
     tasks.refuse_existing(config, out, force=given["force"])
     cluster = cluster_of(reporter, given, link_of(given))

@@ -370,6 +370,8 @@ def test_the_model_may_be_only_on_the_nodes(run, project):
         (["sft.yaml", "--seq", "1024"], "a configuration has this itself"),
         (["qwen2.5-3b", "-n", "1", "--tune"], "only with a LLaMA-Factory configuration"),
         (["qwen2.5-3b"], "--nodes is missing"),
+        (["qwen2.5-3b", "-n", "1", "--limit", "a"], "only with --tune"),
+        (["sft.yaml", "--inventory", "inventory.yaml"], "only with --tune"),
         (["sft.yaml", "--link", "bench.json"], "it is a number"),
     ],
 )

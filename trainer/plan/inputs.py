@@ -25,8 +25,6 @@ BOUNDS: Mapping[str, Bound] = MappingProxyType({
     "--efficiency": Bound(low=0.01, high=1),
     "--host-memory": Bound(low=0, high=1_000_000),
     "--cores": Bound(low=1, high=100_000),
-    "--seconds": Bound(low=1, high=3600),
-    "--candidates": Bound(low=2, high=100),
 })  # fmt: skip
 """The range of every number, by its option."""
 
