@@ -227,10 +227,20 @@ def test_faster_settings_keep_the_samples_per_step_and_fit(base, gpus):
 def test_no_sample_is_cut_that_was_not_cut_before():
     longest = Lengths((*short().tokens, 1900), 3001, exact=True)
     for settings in alternatives(job(lengths=longest), BASE.with_(accumulation=16), liger=True, fa2=False):
-        assert settings.cutoff > 1900
+        assert settings.cutoff > 1900, settings
     unknown = Lengths(short().tokens, 3000, exact=False)
     for settings in alternatives(job(lengths=unknown), BASE.with_(accumulation=16), liger=True, fa2=False):
         assert settings.cutoff >= BASE.cutoff
+
+
+def test_rare_long_samples_do_not_prevent_longer_sequences():
+    """One of 3,000 samples is cut: sequences of 2 x 2,048 tokens would hold too many samples, one longer does not."""
+    lengths = Lengths((*short().tokens, 3000), 3001, exact=True)
+    found = faster(job(lengths=lengths), BASE)
+    assert found.best.packing
+    assert found.best.cutoff > BASE.cutoff
+    many = Lengths((*short(300).tokens, *(3000,) * 30), 330, exact=True)
+    assert {each.cutoff for each in alternatives(job(lengths=many), BASE, liger=True, fa2=False)} == {BASE.cutoff}
 
 
 def test_the_data_decides_whether_samples_are_packed():

@@ -21,6 +21,7 @@ _EQUAL = 0.03  # of the speed; fewer changes win
 _WORKERS = 4
 _CORES = 16  # processes that prepare the data
 _MOST = 64  # samples or sequences per pass
+_MORE = 0.002  # of the tokens that longer sequences may add
 _UNSEEN = 2  # times the longest counted sample, for samples that were not counted
 _ROWS = 8  # packed sequences per pass
 _PACKED = 16384  # longest packed sequence that is tried
@@ -100,10 +101,13 @@ def explain(job: Job, base: Settings, best: Settings, *, liger: bool = True, fa2
     return Faster(base, best, estimate(job, base), estimate(job, best), tuple(findings), stage)
 
 
-def choose(job: Job, base: Settings, *, liger: bool, fa2: bool) -> Settings:
-    """Return the settings with the highest estimated speed that fit; among nearly equal ones those nearest to base."""
+def choose(job: Job, base: Settings, *, liger: bool, fa2: bool, room: float = ROOM) -> Settings:
+    """Return the settings with the highest estimated speed that fit; among nearly equal ones those nearest to base.
+
+    ``room`` is the part of a GPU's memory that they may fill.
+    """
     found = [(each, estimate(job, each)) for each in alternatives(job, base, liger=liger, fa2=fa2)]
-    fitting = [(each, cost) for each, cost in found if cost.memory <= ROOM * job.cluster.usable]
+    fitting = [(each, cost) for each, cost in found if cost.memory <= room * job.cluster.usable]
     if not fitting:
         return base
     wanted = found[0][1].samples
@@ -158,18 +162,20 @@ def _batches(job: Job, base: Settings, same: Settings) -> Iterator[Settings]:
 def _packings(job: Job, base: Settings, same: Settings) -> Iterator[Settings]:
     """Pack samples into sequences, with about as many samples per step.
 
-    If the configuration cuts samples, the sequences keep its length, so that the same tokens are trained. Shorter
-    sequences must hold every sample, also those that were not counted.
+    If the configuration cuts samples, the sequences keep its length, so that the same tokens are trained; longer ones
+    are used if that adds almost no tokens. Shorter sequences must hold every sample, also those that were not counted.
     """
     target = estimate(job, base).samples / job.cluster.world  # samples of a GPU per step
     longest = job.lengths.longest + 1
     least = longest if job.lengths.sure else min(base.cutoff, _UNSEEN * longest if job.lengths.exact else base.cutoff)
-    fixed = longest > base.cutoff or (base.packing and base.neat)
-    most = max(1, int(target))  # every sequence has a sample at least
-    for rows in range(1, min(_MOST, most) + 1):
-        ideal = target * job.lengths.cut(base.cutoff).mean / rows
-        sizes = {base.cutoff} if fixed else {base.cutoff, _rounded(ideal), _rounded(ideal * 1.04)}
-        for cutoff in sorted(size for size in sizes if fixed or least <= size <= max(_PACKED, base.cutoff)):
+    least = base.cutoff if longest > base.cutoff else least
+    mean = job.lengths.cut(base.cutoff).mean
+    for rows in range(1, min(_MOST, max(1, int(target))) + 1):  # every sequence has a sample at least
+        ideal = target * mean / rows
+        sizes = {base.cutoff} if base.neat else {base.cutoff, _rounded(ideal), _rounded(ideal * 1.04)}
+        for cutoff in sorted(size for size in sizes if least <= size <= max(_PACKED, base.cutoff)):
+            if cutoff > base.cutoff and job.lengths.cut(cutoff).mean > (1 + _MORE) * mean:
+                continue
             one = same.with_(packing=True, neat=True, cutoff=cutoff, batch=1, accumulation=rows, grouped=False)
             if abs(rows * rows_of(job, one).samples / target - 1) <= NEAR:
                 for batch in (each for each in range(1, min(rows, _ROWS) + 1) if rows % each == 0):
@@ -315,7 +321,9 @@ def _remarks(job: Job, base: Settings, best: Settings, *, liger: bool, fa2: bool
     """What the user may decide: it can change the loss, the data or the release."""
     cut = job.lengths.share_cut(base.cutoff)
     if cut:
-        yield Finding("cutoff_len", f"{cut:.1%} of the samples are cut at {base.cutoff} tokens; this stays so", {})
+        then = job.lengths.share_cut(best.cutoff)
+        stays = "this stays so" if best.cutoff == base.cutoff else f"{then:.2%} at {best.cutoff}"
+        yield Finding("cutoff_len", f"{cut:.2%} of the samples are cut at {base.cutoff} tokens; {stays}", {})
     if base.precision == "bf16" and best.zero is None and base.method == "full":
         gib = 16.0 * job.shape.parameters / GIB
         why = (

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from trainer.plan.factory import Job, Settings, estimate
-from trainer.plan.faster import Faster, alternatives
+from trainer.plan.faster import Faster, alternatives, choose
 
 MOST = 6  # candidates
+_FULL = 0.95  # of a GPU's memory that a measured candidate may fill by the estimate
 _TIGHT = 1.05  # of a GPU's memory: the estimate may be too high
 _ERRORS = 3.0  # standard errors
 _SAME = 0.01  # of the loss
@@ -90,7 +91,8 @@ def candidates(
     if best != base:
         chosen.append(Candidate("recommended", best))
     if deepspeed and best.zero is None and best.method == "full" and best.precision in {"bf16", "fp16"}:
-        chosen.append(Candidate("recommended with ZeRO-1", best.with_(zero=1)))
+        sharded = choose(job, base.with_(zero=1), liger=liger, fa2=fa2, room=_FULL)
+        chosen.append(Candidate(f"ZeRO-1, {_name(sharded)}", sharded))
     known = [estimate(job, each.settings).memory for each in chosen[:1]]
     limit = max(_TIGHT * job.cluster.usable, known[0])
     others = [
