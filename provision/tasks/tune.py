@@ -102,19 +102,23 @@ def tune(session: Session, config: Path, cluster: Cluster, *, model: str | None,
     has_deepspeed = all("deepspeed" in each.packages for each in facts)
     chosen = candidates(planned.job, planned.found, liger=has.liger, fa2=has.fa2, deepspeed=has_deepspeed, most=most)
     results: list[Measured] = []
-    samples = 0.0
     for number, candidate in enumerate(chosen, 1):
         session.emit(Notice(f"candidate {number} of {len(chosen)}: {candidate.name}"))
-        each = estimate(planned.job, candidate.settings).samples
-        steps = max(_LEAST, round(samples / each)) if samples else None
-        result = _measure(session, planned, candidate, Limit(seconds, steps), steps)
-        samples = samples or result.steps * each
+        base = results[0] if results else None
+        steps = None if base is None else max(_LEAST, round(base.steps * _samples(planned, chosen[0], candidate)))
+        result = _measure(session, planned, candidate, Limit(seconds, steps), base.until if base else None)
         session.emit(Notice(line(result)))
         results.append(result)
         if results[0].dropped:
             break  # nothing can be compared with it
     judged_results = judged(results)
     return Tuned(planned, tuple(judged_results), fastest(judged_results))
+
+
+def _samples(planned: Planned, first: Candidate, other: Candidate) -> float:
+    """How many steps of a candidate have the samples of one step of the first."""
+    one, another = (estimate(planned.job, each.settings).samples for each in (first, other))
+    return one / another
 
 
 def line(result: Measured) -> str:
@@ -175,7 +179,7 @@ def _cluster(session: Session, facts: Sequence[Facts], given: Cluster) -> Cluste
     return replace(cluster, gpu=replace(gpu, memory=round(gib)), memory=gib)
 
 
-def _measure(session: Session, planned: Planned, candidate: Candidate, limit: Limit, steps: int | None) -> Measured:
+def _measure(session: Session, planned: Planned, candidate: Candidate, limit: Limit, until: float | None) -> Measured:
     """Run a candidate, and read its log."""
     asked = _training(planned, candidate)
     before = time.monotonic()
@@ -195,7 +199,7 @@ def _measure(session: Session, planned: Planned, candidate: Candidate, limit: Li
     log = session.run(head, f"head -c {_LOG} -- {quote(f'{result.output}/{TRAINER_LOG}')}", deadline=_DEADLINE).out
     lengths = planned.job.lengths
     tokens = lengths.cut(planned.found.base.cutoff).mean * lengths.total
-    found = measured(candidate, rows_of_log(log), tokens, steps=steps)
+    found = measured(candidate, rows_of_log(log), tokens, until=until)
     prune(session, Wanted(), lambda plan, more: (*plan.runs, *more), words=[result.run])
     if found.dropped and time.monotonic() - before > _START:
         return replace(found, dropped=f"no step within {_START / 60:.0f} minutes")

@@ -280,7 +280,12 @@ def one(case: Case, job: Job, work: Path, given: argparse.Namespace, until: floa
         limit = given.seconds * (SLOWER if steps else 1)
         log, tail = run(file, work, seconds=limit, steps=steps, until=until)
         rows = rows_of_log(log)
-        result = measured(candidate, rows, job.lengths.cut(base.cutoff).mean * job.lengths.total, steps=steps)
+        result = measured(
+            candidate,
+            rows,
+            job.lengths.cut(base.cutoff).mean * job.lengths.total,
+            until=results[0].until if results else None,
+        )
         if result.dropped:
             result = Measured(candidate, steps=len(rows), dropped=f"{result.dropped}: {tail}")
         samples = samples or (rows[-1].step * expected.samples if rows else 0.0)

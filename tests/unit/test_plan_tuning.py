@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -71,7 +72,7 @@ def test_the_first_steps_are_not_timed():
 
 def test_the_loss_is_that_of_the_same_samples():
     rows = rows_of_log(log(10, loss=6.0)) + rows_of_log(log(40, loss=1.0))[10:]
-    assert measured(ONE, rows, 1.0, steps=10).loss == pytest.approx(6.0, abs=0.02)
+    assert measured(ONE, rows, 1.0, until=0.1).loss == pytest.approx(6.0, abs=0.02)
     assert measured(ONE, rows, 1.0).loss == pytest.approx(1.0, abs=0.02)
 
 
@@ -94,6 +95,13 @@ def test_the_fastest_with_an_equal_loss_is_kept():
     assert fastest(found).candidate.name == "equal"
     assert [bool(each.dropped) for each in found] == [False, False, True, True, True]
     assert "differs from 5.0000" in found[2].dropped
+
+
+def test_steps_with_other_samples_are_not_compared():
+    same, other = (replace(result("x", 3.0), share=share) for share in (0.012, 0.02))
+    found = judged([replace(result("base", 1.0), share=0.01), same, other])
+    assert [bool(each.dropped) for each in found] == [False, False, True]
+    assert "2.00 times the samples" in found[2].dropped
 
 
 def test_noise_widens_what_counts_as_equal():

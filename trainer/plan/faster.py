@@ -319,6 +319,12 @@ def _free(job: Job, base: Settings) -> Iterator[Finding]:
 
 def _remarks(job: Job, base: Settings, best: Settings, *, liger: bool, fa2: bool) -> Iterator[Finding]:
     """What the user may decide: it can change the loss, the data or the release."""
+    if best.packing and not job.lengths.exact:
+        why = (
+            "they are estimates, so packed sequences may hold other numbers of samples: pip install tokenizers beside "
+            "clusterctl counts them, and --tune measures"
+        )
+        yield Finding("lengths", why, {})
     cut = job.lengths.share_cut(base.cutoff)
     if cut:
         then = job.lengths.share_cut(best.cutoff)

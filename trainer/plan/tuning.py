@@ -13,13 +13,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from trainer.plan.factory import Job, Settings, estimate
-from trainer.plan.faster import Faster, alternatives, choose
+from trainer.plan.faster import NEAR, Faster, alternatives, choose
 
 MOST = 6  # candidates
 _FULL = 0.95  # of a GPU's memory that a measured candidate may fill by the estimate
 _TIGHT = 1.05  # of a GPU's memory: the estimate may be too high
 _ERRORS = 3.0  # standard errors
 _SAME = 0.01  # of the loss
+_EQUAL = 1e-6  # of a number of epochs
+_MISSED = 1.2  # how much more than planned the samples per step may differ
 _WARM = 0.2  # of the steps, which are not timed
 _LINES = 100_000  # of a log
 
@@ -60,6 +62,8 @@ class Measured:
         error: its standard error.
         memory: GiB of rank 0's GPU at the peak; 0 if unknown.
         steps: that were measured.
+        until: epochs that it trained.
+        share: epochs per step.
         dropped: why it is not kept; empty if it may be.
     """
 
@@ -70,6 +74,8 @@ class Measured:
     error: float = 0.0
     memory: float = 0.0
     steps: int = 0
+    until: float = 0.0
+    share: float = 0.0
     dropped: str = ""
 
 
@@ -152,14 +158,14 @@ def _clock(text: str) -> float:
     return float(sum(int(part) * 60**power for power, part in enumerate(reversed(parts))))
 
 
-def measured(candidate: Candidate, rows: Sequence[Row], tokens: float, *, steps: Optional[int] = None) -> Measured:
+def measured(candidate: Candidate, rows: Sequence[Row], tokens: float, *, until: Optional[float] = None) -> Measured:
     """Summarize a candidate's log.
 
     Args:
         candidate: the settings.
         rows: of the log.
         tokens: of one epoch, without padding.
-        steps: in which it takes the samples that all candidates have taken; later ones count only for the speed.
+        until: epochs that all candidates have trained; later steps count only for the speed.
     """
     rows = [row for row in rows if math.isfinite(row.loss)]
     first = rows[min(len(rows) - 1, max(1, int(len(rows) * _WARM)))] if rows else None
@@ -167,16 +173,20 @@ def measured(candidate: Candidate, rows: Sequence[Row], tokens: float, *, steps:
         return Measured(candidate, steps=len(rows), dropped="it did not take enough steps to be timed")
     last = rows[-1]
     epochs = (last.epoch - first.epoch) / (last.seconds - first.seconds)
-    same = [row for row in rows if steps is None or row.step <= steps] or rows[:1]
+    same = [row for row in rows if until is None or row.epoch <= until * (1 + _EQUAL)] or list(rows[:1])
     half = [row.loss for row in same[len(same) // 2 :]]
     mean = sum(half) / len(half)
     spread = math.sqrt(sum((each - mean) ** 2 for each in half) / max(1, len(half) - 1))
     memory = max(row.memory for row in rows)
-    return Measured(candidate, epochs * tokens, epochs, mean, spread / math.sqrt(len(half)), memory, len(rows))
+    error, share = spread / math.sqrt(len(half)), last.epoch / last.step
+    return Measured(candidate, epochs * tokens, epochs, mean, error, memory, len(rows), last.epoch, share)
 
 
 def judged(results: Sequence[Measured]) -> List[Measured]:
-    """Drop the candidates whose loss differs from that of the first, which is the configuration as it is."""
+    """Drop the candidates that do not train as the first, which is the configuration as it is.
+
+    Their steps have other numbers of samples, if lengths were only estimated, or their losses differ.
+    """
     base = results[0]
     found = []
     for each in results:
@@ -186,7 +196,9 @@ def judged(results: Sequence[Measured]) -> List[Measured]:
 
 
 def _differs(base: Measured, other: Measured) -> str:
-    """Why a loss is not within noise; empty if it is."""
+    """Why a candidate does not train as the first does; empty if it does."""
+    if base.share and abs(other.share / base.share - 1) > _MISSED * NEAR:
+        return f"its steps have {other.share / base.share:.2f} times the samples"
     limit = max(_ERRORS * math.hypot(base.error, other.error), _SAME * abs(base.loss))
     if abs(other.loss - base.loss) <= limit:
         return ""
