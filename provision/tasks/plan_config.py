@@ -19,7 +19,8 @@ from trainer import ds_config
 from trainer import plan as plans
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
 from trainer.plan.factory import Job, settings_of
-from trainer.plan.faster import Faster, faster
+from trainer.plan.faster import faster
+from trainer.plan.findings import Faster
 from trainer.plan.output import request
 
 

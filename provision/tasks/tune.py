@@ -31,7 +31,7 @@ from provision.tasks.start import Following
 from trainer import ds_config
 from trainer.plan import Cluster
 from trainer.plan.factory import Settings, estimate
-from trainer.plan.faster import explain, keys
+from trainer.plan.findings import explain, keys
 from trainer.plan.tuning import Candidate, Measured, candidates, fastest, judged, measured, rows_of_log
 
 if TYPE_CHECKING:

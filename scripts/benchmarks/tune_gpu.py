@@ -36,7 +36,8 @@ sys.path.insert(0, str(HERE))
 from trainer import ds_config  # noqa: E402 - the checkout is not installed here
 from trainer.plan import Cluster, Setup, Training, load  # noqa: E402
 from trainer.plan.factory import Job, Settings, estimate, settings_of  # noqa: E402
-from trainer.plan.faster import faster, keys  # noqa: E402
+from trainer.plan.faster import faster  # noqa: E402
+from trainer.plan.findings import keys  # noqa: E402
 from trainer.plan.lengths import Lengths  # noqa: E402
 from trainer.plan.output import request  # noqa: E402
 from trainer.plan.tuning import Measured, candidates, fastest, judged, measured, rows_of_log  # noqa: E402

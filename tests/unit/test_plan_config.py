@@ -14,7 +14,8 @@ from provision.tasks.data_lengths import measure, read_records
 from trainer.ds_config import find
 from trainer.plan import MODELS, Cluster, PlanError
 from trainer.plan.factory import Job, Settings, estimate, rows_of, settings_of
-from trainer.plan.faster import NEAR, ROOM, alternatives, faster, keys
+from trainer.plan.faster import NEAR, ROOM, alternatives, faster
+from trainer.plan.findings import keys
 from trainer.plan.lengths import Lengths, packed, padded
 
 QWEN = {
@@ -274,6 +275,19 @@ def test_what_may_change_the_loss_is_only_a_remark():
     for base in (BASE, BASE.with_(precision="pure_bf16"), BASE.with_(precision="fp32"), BASE.with_(eight_bit=True)):
         changed = faster(job(), base).changes
         assert not {"optim", "bf16", "pure_bf16"} & set(changed)
+
+
+def test_frequent_checkpoints_are_named_but_not_changed():
+    def saves(base):
+        found = faster(job(), base)
+        assert not {"save_steps", "save_only_model"} & set(found.changes)
+        return any(each.what == "save_steps" for each in found.findings)
+
+    assert saves(BASE.with_(save_steps=10))
+    assert not saves(BASE.with_(save_steps=100_000))
+    assert not saves(BASE.with_(save_steps=None))
+    assert settings_of({"save_strategy": "epoch"}).save_steps is None
+    assert settings_of({"save_steps": 0.1}).save_steps is None
 
 
 def test_keys_lead_from_one_setting_to_the_other():

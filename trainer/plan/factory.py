@@ -6,7 +6,7 @@ The keys and their defaults are those of LLaMA-Factory 0.9.5 (``hparams/``) and 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping, Optional, Tuple
 
 from trainer.plan.inputs import GIB, Cluster, Setup, Training
 from trainer.plan.lengths import Lengths, Rows, packed, padded
@@ -46,6 +46,9 @@ class Settings:
         preprocessing: ``preprocessing_num_workers``.
         rank: ``lora_rank``.
         eight_bit: ``optim`` keeps Adam's states in 8 bits.
+        save_steps: steps between checkpoints; None: not by steps.
+        states: checkpoints have the optimizer's states.
+        upcast: keys that compute norms or logits in 32 bits.
     """
 
     stage: str = "sft"
@@ -66,6 +69,9 @@ class Settings:
     preprocessing: Optional[int] = None
     rank: int = 8
     eight_bit: bool = False
+    save_steps: Optional[int] = 500
+    states: bool = True
+    upcast: Tuple[str, ...] = ()
 
     def with_(self, **changes: Any) -> Settings:
         """Return a copy with changes."""
@@ -119,7 +125,17 @@ def settings_of(config: Mapping[str, Any], deepspeed: Optional[Mapping[str, Any]
         preprocessing=number("preprocessing_num_workers", None),
         rank=number("lora_rank", 8),
         eight_bit="8bit" in str(config.get("optim", "")),
+        save_steps=_save_steps(config),
+        states=not flag("save_only_model"),
+        upcast=tuple(key for key in ("upcast_layernorm", "upcast_lmhead_output") if flag(key)),
     )
+
+
+def _save_steps(config: Mapping[str, Any]) -> Optional[int]:
+    """Steps between checkpoints; a fraction of all steps is not known here."""
+    steps, by = config.get("save_steps", 500), config.get("save_strategy", "steps")
+    whole = isinstance(steps, int) and not isinstance(steps, bool) and steps > 0
+    return steps if whole and by == "steps" else None
 
 
 def _zero(deepspeed: Optional[Mapping[str, Any]]) -> Any:

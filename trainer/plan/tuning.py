@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from trainer.plan.factory import Job, Settings, estimate
-from trainer.plan.faster import NEAR, Faster, alternatives, choose
+from trainer.plan.faster import NEAR, alternatives, choose
+from trainer.plan.findings import Faster
 
 MOST = 6  # candidates
 _FULL = 0.95  # of a GPU's memory that a measured candidate may fill by the estimate
