@@ -25,6 +25,22 @@ _RECORD = 1 << 20  # characters of a record that are counted
 _FILES = 1000  # of a data set that is a folder
 _BYTES = 4.0  # per token, if no tokenizer is known
 _MESSAGE = 5  # tokens of a template around each message: <|im_start|>user, a line end, <|im_end|>, a line end
+# Of LLaMA-Factory 0.9.5's templates (``data/template.py``): a question and an answer without their texts, and what a
+# record without a system prompt gets.
+_PAIRS = dict.fromkeys(
+    ("qwen", "qwen3", "qwen3_nothink", "qwen2_vl"),
+    "<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n",
+)
+_HELPFUL = "You are a helpful assistant."
+_ASSISTANT = (
+    "A chat between a curious user and an artificial intelligence assistant. "
+    "The assistant gives helpful, detailed, and polite answers to the user's questions."
+)
+_SYSTEMS = {
+    "qwen": f"You are Qwen, created by Alibaba Cloud. {_HELPFUL}",
+    "qwen2_vl": _HELPFUL,
+    **dict.fromkeys(("llava", "llava_next", "vicuna"), _ASSISTANT),
+}
 _MEDIA = ("images", "videos", "audios")
 _COLUMNS = {"prompt": "instruction", "query": "input", "response": "output", "messages": "conversations"}
 
@@ -44,13 +60,14 @@ def measure(document: Document, model: Path | None, *, samples: int = SAMPLES) -
     """
     folder, entries = _datasets(document)
     count = _tokenizer(model)
+    around = _around(document, count or _estimate)
     tokens: list[int] = []
     total, media = 0, False
     for name, entry in entries.items():
         records, known = _records(folder, name, entry)
         limit = _limit(document, known)
         step = max(1, -(-min(len(records), limit) * len(entries) // samples))
-        tokens += [_length(record, entry, count or _estimate) for record in records[:limit:step]]
+        tokens += [_length(record, entry, count or _estimate, around) for record in records[:limit:step]]
         total += limit
         columns = entry.get("columns")
         media = media or (isinstance(columns, Mapping) and any(kind in columns for kind in _MEDIA))
@@ -159,34 +176,42 @@ def _estimate(text: str) -> int:
     return round(len(text.encode("utf-8", "replace")) / _BYTES)
 
 
-def _length(record: Any, entry: Mapping[str, Any], count: Count) -> int:
+def _around(document: Document, count: Count) -> tuple[float, int]:
+    """Tokens that the template adds to each message, and to a record without a system prompt."""
+    if document.data.get("stage") == "pt":
+        return 0.5, 0  # the end of the text
+    template = str(document.data.get("template"))
+    system = document.data.get("default_system") or _SYSTEMS.get(template, "")
+    message = count(_PAIRS[template]) / 2 if template in _PAIRS and count is not _estimate else _MESSAGE
+    return message, round(count(str(system)) + message) if system else 0
+
+
+def _length(record: Any, entry: Mapping[str, Any], count: Count, around: tuple[float, int]) -> int:
     """Tokens of a record with its template."""
-    texts = list(_texts(record, entry)) if isinstance(record, Mapping) else []
-    return sum(count(text[:_RECORD]) + _MESSAGE for text in texts)
+    system, texts = _texts(record, entry) if isinstance(record, Mapping) else ([], [])
+    message, without = around
+    added = 0 if system or not texts else without
+    return added + round(sum(count(text[:_RECORD]) + message for text in (*system, *texts)))
 
 
-def _texts(record: Mapping[str, Any], entry: Mapping[str, Any]) -> Iterator[str]:
-    """The messages of a record, in one of LLaMA-Factory's formats (``data/parser.py``)."""
+def _texts(record: Mapping[str, Any], entry: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The system prompt and the messages of a record, in one of LLaMA-Factory's formats (``data/parser.py``)."""
     if set(record) == {"text"} and isinstance(record["text"], str):
-        yield record["text"]
-        return
+        return [], [record["text"]]
     given, tags = entry.get("columns"), entry.get("tags")
     names = given if isinstance(given, Mapping) else {}
     if entry.get("formatting", "alpaca") == "alpaca":
         columns = names or _COLUMNS
-        yield from _column(record, columns, "system")
-        for turn in _list(record, columns, "history"):
-            yield from (str(each) for each in (turn[:2] if isinstance(turn, list) else []))
-        yield "\n".join((*_column(record, columns, "prompt"), *_column(record, columns, "query")))
-        yield from _column(record, columns, "response")
-        return
+        before = [each for turn in _list(record, columns, "history") if isinstance(turn, list) for each in turn[:2]]
+        question = "\n".join((*_column(record, columns, "prompt"), *_column(record, columns, "query")))
+        texts = [*map(str, before), question, *_column(record, columns, "response")]
+        return _column(record, columns, "system"), texts
     openai = entry.get("formatting") == "openai"
     content = tags.get("content_tag") if isinstance(tags, Mapping) else None
     content = str(content or ("content" if openai else "value"))
-    yield from _column(record, names, "system")
-    for message in _list(record, {**_COLUMNS, **names}, "messages"):
-        if isinstance(message, Mapping):
-            yield str(message.get(content) or "")
+    messages = _list(record, {**_COLUMNS, **names}, "messages")
+    texts = [str(each.get(content) or "") for each in messages if isinstance(each, Mapping)]
+    return _column(record, names, "system"), texts
 
 
 def _column(record: Mapping[str, Any], columns: Mapping[str, Any], key: str) -> list[str]:
