@@ -117,14 +117,17 @@ def _tune(
         tuned = tuning.tune(
             *(session, config, cluster),
             model=given["model_config"],
+            liger=given["liger"] is not False,
             seconds=given["seconds"],
             most=given["candidates"],
         )
     best = tuning.refuse_unmeasured(tuned)
     planned = tuning.with_best(tuned, best)
-    reporter.show([Line(row, hang=None) for row in [*lines(planned), "", *measured_lines(tuned)]])
+    is_faster = best.candidate != tuned.results[0].candidate
+    rows = [*lines(planned), ""] if is_faster else []
+    reporter.show([Line(row, hang=None) for row in [*rows, *measured_lines(tuned)]])
     written = [str(out.with_name(f"{out.stem}.tune.json"))]
-    if planned.found.changes:
+    if is_faster:
         written = [*tasks.write(planned, out, force=given["force"], head=tuning.head(tuned, best)), *written]
     data = {**tasks.record(planned), **tuning.record(tuned), "written": written}
     Path(written[-1]).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
@@ -155,7 +158,9 @@ def measured_lines(tuned: Tuned) -> Iterator[str]:
         if each.dropped:
             yield from _wrap(f"    dropped: {each.dropped}", "    ")
     yield "  loss: mean of the second half of the steps. +-: its standard error"
-    if tuned.gain is not None:
+    if tuned.best is not None and tuned.best.candidate == tuned.results[0].candidate:
+        yield "no candidate of equal loss is faster than the configuration as it is"
+    elif tuned.gain is not None:
         yield f"{tuned.gain:.2f} times as fast at an equal loss"
 
 

@@ -31,7 +31,7 @@ from provision.tasks.start import Following
 from trainer import ds_config
 from trainer.plan import Cluster
 from trainer.plan.factory import Settings, estimate
-from trainer.plan.findings import explain, keys
+from trainer.plan.findings import explain, free, keys
 from trainer.plan.tuning import Candidate, Measured, candidates, fastest, judged, measured, rows_of_log
 
 if TYPE_CHECKING:
@@ -79,7 +79,16 @@ class Tuned:
         return self.best.epochs / base.epochs if self.best is not None and base.epochs else None
 
 
-def tune(session: Session, config: Path, cluster: Cluster, *, model: str | None, seconds: float, most: int) -> Tuned:
+def tune(
+    session: Session,
+    config: Path,
+    cluster: Cluster,
+    *,
+    model: str | None,
+    seconds: float,
+    most: int,
+    liger: bool = True,
+) -> Tuned:
     """Measure candidates on the session's nodes.
 
     Args:
@@ -89,6 +98,7 @@ def tune(session: Session, config: Path, cluster: Cluster, *, model: str | None,
         model: the model's config.json, if it is only on the nodes.
         seconds: how long the configuration as it is trains.
         most: the number of candidates.
+        liger: use liger-kernel if the release has it.
 
     Raises:
         UsageError: the configuration, the model or the data cannot be used.
@@ -98,6 +108,7 @@ def tune(session: Session, config: Path, cluster: Cluster, *, model: str | None,
     """
     facts = _facts(session, config)
     has, cluster = abilities(facts), _cluster(session, facts, cluster)
+    has = replace(has, liger=has.liger and liger)
     planned = plan_config(config, cluster, model=model, abilities=has)
     has_deepspeed = all("deepspeed" in each.packages for each in facts)
     chosen = candidates(planned.job, planned.found, liger=has.liger, fa2=has.fa2, deepspeed=has_deepspeed, most=most)
@@ -217,16 +228,17 @@ def why_failed(error: RunFailedError) -> str:
 def _training(planned: Planned, candidate: Candidate) -> train.Training:
     """The run of a candidate."""
     base, settings = planned.found.base, candidate.settings
-    words = [str(planned.document.path), *overrides(planned.document.data, base, settings)]
+    also = free(planned.job, base) if settings != base else {}
+    words = [str(planned.document.path), *overrides(planned.document.data, base, settings, also)]
     zero = None if settings.zero == base.zero else str(settings.zero)
     job: RunJob = from_words(tuple(words))
     job = replace(job, env={**job.env, "RECORD_VRAM": "1"})
     return train.Training(job, tuple(words), name="tune", zero=zero)
 
 
-def overrides(config: Mapping[str, Any], base: Settings, settings: Settings) -> Iterator[str]:
-    """The ``KEY=VALUE`` of a candidate."""
-    values: dict[str, Any] = {**_QUIET, **keys(base, settings)}
+def overrides(config: Mapping[str, Any], base: Settings, settings: Settings, also: Mapping[str, Any]) -> Iterator[str]:
+    """The ``KEY=VALUE`` of a candidate; ``also`` are more keys."""
+    values: dict[str, Any] = {**_QUIET, **also, **keys(base, settings)}
     if settings.zero != base.zero and config.get("deepspeed") is not None:
         values["deepspeed"] = None  # train writes another one
     if config.get("resume_from_checkpoint") is not None:

@@ -37,7 +37,7 @@ from trainer import ds_config  # noqa: E402 - the checkout is not installed here
 from trainer.plan import Cluster, Setup, Training, load  # noqa: E402
 from trainer.plan.factory import Job, Settings, estimate, settings_of  # noqa: E402
 from trainer.plan.faster import faster  # noqa: E402
-from trainer.plan.findings import keys  # noqa: E402
+from trainer.plan.findings import free, keys  # noqa: E402
 from trainer.plan.lengths import Lengths  # noqa: E402
 from trainer.plan.output import request  # noqa: E402
 from trainer.plan.tuning import Measured, candidates, fastest, judged, measured, rows_of_log  # noqa: E402
@@ -182,8 +182,7 @@ def config_of(case: Case, job: Job, base: Settings, settings: Settings, name: st
         "dataset": case.data,
         "output_dir": f"out-{name}",
     }
-    if settings != base:
-        values["dataloader_num_workers"] = 4  # as the plan recommends
+    values |= free(job, base) if settings != base else {}
     if settings.zero is not None:
         made = ds_config.make(request(Training(job.shape, settings.method), job.cluster, Setup(settings.zero)))
         (work / f"{name}.ds.json").write_text(ds_config.text(made))

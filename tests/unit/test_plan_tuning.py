@@ -117,14 +117,14 @@ def test_nothing_is_kept_if_everything_was_dropped():
 def test_overrides_are_yaml_and_keep_the_users_folders_clean():
     best = faster(JOB, BASE).best
     given_config = {"output_dir": "/shared/out", "deepspeed": "z3.json", "resume_from_checkpoint": "old"}
-    words = list(overrides(given_config, BASE, best.with_(zero=1)))
+    words = list(overrides(given_config, BASE, best.with_(zero=1), {"dataloader_num_workers": 4}))
     values = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in words)}
-    assert values["output_dir"] == "tune"
+    assert (values["output_dir"], values["dataloader_num_workers"]) == ("tune", 4)
     assert values["eval_strategy"] == values["save_strategy"] == "no"
     assert values["per_device_train_batch_size"] == best.batch if best.batch != 1 else True
     assert values["deepspeed"] is None
     assert values["resume_from_checkpoint"] is None
-    assert "deepspeed" not in {word.partition("=")[0] for word in overrides({}, BASE, best)}
+    assert "deepspeed" not in {word.partition("=")[0] for word in overrides({}, BASE, best, {})}
 
 
 def test_a_failure_is_one_line():

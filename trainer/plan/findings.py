@@ -187,11 +187,17 @@ def _zero(job: Job, base: Settings, best: Settings) -> Tuple[str, str, Dict[str,
     return f"ZeRO-{base.zero}", why, changes
 
 
+def free(job: Job, base: Settings) -> Dict[str, Any]:
+    """Return the keys that every faster configuration has, whatever its other settings."""
+    return {key: value for each in _free(job, base) for key, value in each.changes.items()}
+
+
 def _free(job: Job, base: Settings) -> Iterator[Finding]:
     """Changes without an estimate, which cost nothing."""
     if base.workers == 0:
         why = "the training process itself collates every batch while the GPU waits"
-        yield Finding("dataloader_num_workers 0", why, {"dataloader_num_workers": _WORKERS})
+        own = (job.cluster.cores or _WORKERS * job.cluster.gpus) // job.cluster.gpus  # cores of a GPU
+        yield Finding("dataloader_num_workers 0", why, {"dataloader_num_workers": max(1, min(_WORKERS, own))})
     if base.preprocessing is None:
         cores = min(_CORES, max(1, (job.cluster.cores or 2 * _CORES) // 2))
         why = f"one process tokenizes {job.lengths.total:,} records before the first step"
