@@ -189,7 +189,7 @@ def lines(planned: Planned) -> Iterator[str]:
     nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
     yield f"{planned.document.path}: {shape.name}, {shape.parameters / 1e9:.2f} B parameters{experts}"
     yield f"{nodes} x {cluster.gpus} {cluster.gpu.name} with {cluster.memory:g} GB"
-    counted = "" if lengths.exact else ", estimated at 4 bytes per token"
+    counted = "" if lengths.exact else f", estimated at {lengths.bytes:.2g} bytes per token"
     sizes = f"half have at most {lengths.percentile(50):,}, 99 % {lengths.percentile(99):,}"
     yield from _wrap(
         f"{lengths.total:,} records ({len(lengths.tokens):,} counted{counted}): {lengths.mean:,.0f} tokens on average, "

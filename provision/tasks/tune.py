@@ -31,8 +31,9 @@ from provision.tasks.start import Following
 from trainer import ds_config
 from trainer.plan import Cluster
 from trainer.plan.factory import Settings, estimate
+from trainer.plan.faster import faster
 from trainer.plan.findings import explain, free, keys
-from trainer.plan.tuning import Candidate, Measured, candidates, fastest, judged, measured, rows_of_log
+from trainer.plan.tuning import Candidate, Measured, candidates, corrected, fastest, judged, measured, rows_of_log
 
 if TYPE_CHECKING:
     from provision.run import Facts
@@ -110,20 +111,30 @@ def tune(
     has, cluster = abilities(facts), _cluster(session, facts, cluster)
     has = replace(has, liger=has.liger and liger)
     planned = plan_config(config, cluster, model=model, abilities=has)
+    first = Candidate("as it is", planned.found.base)
+    session.emit(Notice(f"candidate 1: {first.name}"))
+    base = _measure(session, planned, first, Limit(seconds, None), None)
+    session.emit(Notice(line(base)))
+    if base.dropped:
+        return Tuned(planned, (base,), None)  # nothing can be compared with it
+    job = corrected(planned.job, base)
+    planned = replace(planned, job=job, found=faster(job, planned.found.base, liger=has.liger, fa2=has.fa2))
     has_deepspeed = all("deepspeed" in each.packages for each in facts)
-    chosen = candidates(planned.job, planned.found, liger=has.liger, fa2=has.fa2, deepspeed=has_deepspeed, most=most)
-    results: list[Measured] = []
-    for number, candidate in enumerate(chosen, 1):
+    chosen = candidates(job, planned.found, liger=has.liger, fa2=has.fa2, deepspeed=has_deepspeed, most=most)
+    results = [replace(base, tokens=base.epochs * _tokens(planned))]
+    for number, candidate in enumerate(chosen[1:], 2):
         session.emit(Notice(f"candidate {number} of {len(chosen)}: {candidate.name}"))
-        base = results[0] if results else None
-        steps = None if base is None else max(_LEAST, round(base.steps * _samples(planned, chosen[0], candidate)))
-        result = _measure(session, planned, candidate, Limit(seconds, steps), base.until if base else None)
-        session.emit(Notice(line(result)))
-        results.append(result)
-        if results[0].dropped:
-            break  # nothing can be compared with it
+        steps = max(_LEAST, round(base.steps * _samples(planned, first, candidate)))
+        results.append(_measure(session, planned, candidate, Limit(seconds, steps), base.until))
+        session.emit(Notice(line(results[-1])))
     judged_results = judged(results)
     return Tuned(planned, tuple(judged_results), fastest(judged_results))
+
+
+def _tokens(planned: Planned) -> float:
+    """Tokens of an epoch, without padding."""
+    lengths = planned.job.lengths
+    return lengths.cut(planned.found.base.cutoff).mean * lengths.total
 
 
 def _samples(planned: Planned, first: Candidate, other: Candidate) -> float:
@@ -208,9 +219,7 @@ def _measure(session: Session, planned: Planned, candidate: Candidate, limit: Li
                 f"run {result.run} may still be running", reasons=left, hint=f"clusterctl stop {result.run}"
             )
     log = session.run(head, f"head -c {_LOG} -- {quote(f'{result.output}/{TRAINER_LOG}')}", deadline=_DEADLINE).out
-    lengths = planned.job.lengths
-    tokens = lengths.cut(planned.found.base.cutoff).mean * lengths.total
-    found = measured(candidate, rows_of_log(log), tokens, until=until)
+    found = measured(candidate, rows_of_log(log), _tokens(planned), until=until)
     prune(session, Wanted(), lambda plan, more: (*plan.runs, *more), words=[result.run])
     if found.dropped and time.monotonic() - before > _START:
         return replace(found, dropped=f"no step within {_START / 60:.0f} minutes")

@@ -200,7 +200,7 @@ def test_what_ran_out_of_memory_does_not_fit():
     packed_ones = large.with_(batch=4, cutoff=8192, packing=True, neat=True)
     for settings in (large, packed_ones):
         assert estimate(job(), settings).memory > 140
-    assert estimate(job(), packed_ones.with_(batch=2)).memory < 130
+    assert estimate(job(), packed_ones.with_(batch=2)).memory < 140
 
 
 @pytest.mark.parametrize("gpus", [1, 4])

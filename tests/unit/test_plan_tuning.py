@@ -13,10 +13,10 @@ from provision.errors import RunFailedError
 from provision.tasks.tune import Limit, overrides, why_failed
 from trainer.ds_config import find
 from trainer.plan import MODELS, Cluster
-from trainer.plan.factory import Job, Settings
+from trainer.plan.factory import Job, Settings, rows_of
 from trainer.plan.faster import faster
 from trainer.plan.lengths import Lengths
-from trainer.plan.tuning import Candidate, Measured, candidates, fastest, judged, measured, rows_of_log
+from trainer.plan.tuning import Candidate, Measured, candidates, corrected, fastest, judged, measured, rows_of_log
 
 BASE = Settings(method="full", batch=1, accumulation=16, precision="bf16")
 CARD = find("H200")
@@ -102,6 +102,17 @@ def test_steps_with_other_samples_are_not_compared():
     found = judged([replace(result("base", 1.0), share=0.01), same, other])
     assert [bool(each.dropped) for each in found] == [False, False, True]
     assert "2.00 times the samples" in found[2].dropped
+
+
+def test_estimated_lengths_are_corrected_by_the_first_measurement():
+    rough = replace(JOB, lengths=replace(JOB.lengths, exact=False))
+    rows = rows_of(rough, BASE)
+    base = replace(result("base", 1.0), width=2.5 * rows.width * 16)
+    found = corrected(rough, base).lengths
+    assert found.mean == pytest.approx(2.5 * JOB.lengths.mean, rel=0.01)
+    assert found.bytes == pytest.approx(4 / 2.5)
+    assert corrected(JOB, base) is JOB
+    assert corrected(rough, replace(base, width=0.0)) is rough
 
 
 def test_noise_widens_what_counts_as_equal():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import List, Sequence, Tuple
 
 _MULTIPLE = 8
@@ -26,11 +26,13 @@ class Lengths:
         tokens: of each sampled record, in the data's order, before cutting.
         total: number of records of the data, sampled or not.
         exact: counted by the model's tokenizer; otherwise estimated from bytes.
+        bytes: per token of an estimate.
     """
 
     tokens: Tuple[int, ...]
     total: int
     exact: bool
+    bytes: float = 4.0
 
     @property
     def sure(self) -> bool:
@@ -57,7 +59,12 @@ class Lengths:
 
     def cut(self, cutoff: int) -> Lengths:
         """The lengths after LLaMA-Factory has cut the records."""
-        return Lengths(tuple(min(each, cutoff) for each in self.tokens), self.total, self.exact)
+        return replace(self, tokens=tuple(min(each, cutoff) for each in self.tokens))
+
+    def scaled(self, factor: float) -> Lengths:
+        """The lengths if each is so many times longer."""
+        tokens = tuple(max(1, round(each * factor)) for each in self.tokens)
+        return replace(self, tokens=tokens, bytes=self.bytes / factor)
 
 
 @dataclass(frozen=True)

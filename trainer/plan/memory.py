@@ -28,11 +28,14 @@ _WIDE = 4  # bytes of a 32-bit number
 _HALF = 2
 
 
+_COPIES = 5  # 16-bit copies of a wide block's inputs: of queries, keys, values, gate and up
+
+
 def layer_bytes(training: Training, *, wide: bool = False, kernels: bool = False) -> int:
     """Bytes per token that one block keeps, with flash attention. For ``wide`` and ``kernels`` see ``Setup``.
 
-    A wide residual stream has 32 bits: a norm keeps its input, two results, and a 16-bit copy for the products.
-    Liger's norm keeps its input and the products' copy, its SwiGLU two inputs and one result.
+    A wide residual stream has 32 bits: a norm keeps its input and its result, and each of the five products behind the
+    two norms its own 16-bit copy. Liger's norm keeps its input and those copies, its SwiGLU two inputs and one result.
     """
     shape = training.shape
     hidden, inner = shape.hidden, shape.active_inner
@@ -41,9 +44,10 @@ def layer_bytes(training: Training, *, wide: bool = False, kernels: bool = False
     if shape.family == "llama":
         norms = shape.norms * (_WIDE + _HALF + _HALF) * hidden
         if kernels:
-            norms = shape.norms * ((_WIDE if wide else _HALF) + _HALF) * hidden
+            norms = shape.norms * (_WIDE if wide else 2 * _HALF) * hidden
         elif wide:
-            norms = shape.norms * (3 * _WIDE + _HALF) * hidden
+            norms = shape.norms * 2 * _WIDE * hidden
+        norms += _COPIES * _HALF * hidden if wide else 0
         return norms + attention + (3 if kernels else 4) * _HALF * inner + norms_statistics
     norms = 2 * (_HALF + _HALF) * hidden
     if training.program == "own":

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
-from trainer.plan.factory import Job, Settings, estimate
+from trainer.plan.factory import Job, Settings, estimate, rows_of
 from trainer.plan.faster import NEAR, alternatives, choose
 from trainer.plan.findings import Faster
 
@@ -42,13 +42,23 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of LLaMA-Factory's ``trainer_log.jsonl``: the step, the epochs, the seconds and the loss so far."""
+    """One line of LLaMA-Factory's ``trainer_log.jsonl``.
+
+    Attributes:
+        step: its number.
+        epoch: epochs so far.
+        seconds: so far.
+        loss: of the step.
+        memory: GiB at the peak so far; 0 if unknown.
+        tokens: so far, with padding; 0 if they are not counted.
+    """
 
     step: int
     epoch: float
     seconds: float
     loss: float
     memory: float = 0.0
+    tokens: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,7 @@ class Measured:
         steps: that were measured.
         until: epochs that it trained.
         share: epochs per step.
+        width: tokens per step, with padding; 0 if unknown.
         dropped: why it is not kept; empty if it may be.
     """
 
@@ -77,6 +88,7 @@ class Measured:
     steps: int = 0
     until: float = 0.0
     share: float = 0.0
+    width: float = 0.0
     dropped: str = ""
 
 
@@ -144,7 +156,8 @@ def _rows(text: str) -> Iterator[Row]:
         seconds = total / rate if _number(total) and _number(rate) and rate else _clock(str(row.get("elapsed_time")))
         epoch = row["epoch"] if _number(row.get("epoch")) else 0.0
         memory = row["vram_reserved"] if _number(row.get("vram_reserved")) else 0.0
-        yield Row(row["current_steps"], float(epoch), float(seconds), float(row["loss"]), float(memory))
+        counted = float(row["total_tokens"]) if _number(total) else 0.0
+        yield Row(row["current_steps"], float(epoch), float(seconds), float(row["loss"]), float(memory), counted)
 
 
 def _number(value: Any) -> bool:
@@ -180,7 +193,18 @@ def measured(candidate: Candidate, rows: Sequence[Row], tokens: float, *, until:
     spread = math.sqrt(sum((each - mean) ** 2 for each in half) / max(1, len(half) - 1))
     memory = max(row.memory for row in rows)
     error, share = spread / math.sqrt(len(half)), last.epoch / last.step
-    return Measured(candidate, epochs * tokens, epochs, mean, error, memory, len(rows), last.epoch, share)
+    figures = (epochs * tokens, epochs, mean, error, memory)
+    return Measured(candidate, *figures, len(rows), last.epoch, share, last.tokens / last.step)
+
+
+def corrected(job: Job, base: Measured) -> Job:
+    """Scale lengths that are only estimated, so that the measured configuration has the tokens that it really has."""
+    rows = rows_of(job, base.candidate.settings)
+    settings = base.candidate.settings
+    expected = rows.width * settings.batch * settings.accumulation * job.cluster.world
+    if job.lengths.exact or not base.width or settings.packing:
+        return job
+    return replace(job, lengths=job.lengths.scaled(base.width / expected))
 
 
 def judged(results: Sequence[Measured]) -> List[Measured]:
