@@ -258,7 +258,7 @@ def test_liger_and_flash_attention_are_only_used_if_they_are_there():
     base = BASE.with_(attention="disabled")
     found = faster(job(), base, liger=False)
     assert not found.best.liger
-    assert found.best.attention == "auto"
+    assert found.best.attention == found.changes["flash_attn"] == "sdpa"
     assert any("liger-kernel is not in the release" in each.why for each in found.findings)
     assert faster(job(), BASE, fa2=True).best.attention == "fa2"
     assert faster(job("gemma-2-2b"), base).best.attention == "disabled"  # sdpa has no soft caps

@@ -64,7 +64,7 @@ def alternatives(job: Job, base: Settings, *, liger: bool, fa2: bool) -> Iterato
     yield base
     attention = base.attention
     if attention == "disabled" and job.shape.kind != "gemma2":
-        attention = "auto"
+        attention = "sdpa"
     if fa2 and job.takes_packing:
         attention = "fa2"
     better = base.with_(attention=attention, liger=base.liger or (liger and job.takes_liger and base.stage == "sft"))
