@@ -10,11 +10,13 @@ from __future__ import annotations
 import bisect
 import random
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import List, Sequence, Tuple
 
 _MULTIPLE = 8
 _GROUP = 1000  # samples that are packed together: preprocessing_batch_size
 _SORTED = 50  # batches that transformers' LengthGroupedSampler sorts together
+_KEPT = 1024  # results; a search asks for the same ones again
 _DRAWS = 256  # batches from which padding is estimated
 
 
@@ -89,6 +91,7 @@ class Rows:
         return 1 - self.useful / self.width
 
 
+@lru_cache(maxsize=_KEPT)
 def padded(lengths: Lengths, batch: int, *, grouped: bool = False) -> Rows:
     """Rows of batches without packing. ``grouped``: batches hold samples of similar length."""
     drawn = random.Random(0)  # noqa: S311 - an estimate, the same every time
@@ -105,6 +108,7 @@ def padded(lengths: Lengths, batch: int, *, grouped: bool = False) -> Rows:
     return Rows(max(width, lengths.mean), lengths.mean, 1.0, _rounded(lengths.longest))
 
 
+@lru_cache(maxsize=_KEPT)
 def packed(lengths: Lengths, cutoff: int) -> Rows:
     """Rows of packed sequences of ``cutoff`` tokens. Longer samples are cut first, as without packing."""
     room = cutoff - 1  # LLaMA-Factory keeps one position for padding
