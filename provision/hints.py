@@ -30,6 +30,7 @@ WITH_INVENTORY = (
     "jupyter",
     "logs",
     "metrics",
+    "plan",
     "prune",
     "push",
     "releases",

@@ -30,7 +30,7 @@ from click.core import ParameterSource
 
 from provision.errors import InterruptedByUser, NodesError, NodesFailedError, UsageError
 from provision.inventory import load, local_inventory, select
-from provision.model import Inventory, Node, Notice
+from provision.model import Emit, Inventory, Node, Notice
 from provision.output import Reporter
 from provision.session import Session
 
@@ -166,14 +166,15 @@ def session_on(
     *,
     dry_run: bool = False,
     asks_sudo: bool = True,
+    emit: Emit | None = None,
 ) -> Session:
-    """The session of a command that works on these nodes."""
+    """The session of a command that works on these nodes. ``emit`` receives its events; None: the reporter."""
     return Session(
         inventory,
         nodes,
         typed=reporter.typed,
         prompts=prompts_of(reporter),
-        emit=reporter,
+        emit=emit or reporter,
         dry_run=dry_run,
         asks_sudo=asks_sudo,
     )

@@ -11,6 +11,8 @@ from typing import Any, cast
 import click
 
 from provision import launchers
+from provision.cli import plan_config
+from provision.cli.cluster import Selection, on_nodes
 from provision.cli.options import Number, number, reporting
 from provision.errors import UsageError
 from provision.hints import again
@@ -22,10 +24,10 @@ from provision.tasks import ds_files
 from trainer import ds_config
 from trainer import plan as plans
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
+from trainer.bounds import Bound
 from trainer.ds_config import check
 from trainer.ds_config.request import OPTIONS, Option, request_of
 
-_LINK = 25.0  # GB/s: one HDR InfiniBand adapter
 _LINK_HINT = "clusterctl bench nccl --json >bench.json, then --link bench.json; or a number, such as --link 25"
 _BENCH = 16 << 20  # bytes; the largest file of bench nccl that is read
 
@@ -38,9 +40,13 @@ def _real(option: str) -> Number:
     return Number(float, plans.BOUNDS[option])
 
 
+_SECONDS, _CANDIDATES = Number(int, Bound(low=1, high=3600)), Number(int, Bound(low=2, high=100))
+
+
 @click.command("plan")
-@click.argument("model")
-@number("--nodes", "-n", type=_whole("--nodes"), required=True, help="Number of nodes.")
+@click.argument("model", metavar="MODEL|CONFIG.yaml")
+@on_nodes
+@number("--nodes", "-n", type=_whole("--nodes"), help="Number of nodes.  [with CONFIG: 1]")
 @number("--gpus", type=_whole("--gpus"), default=8, show_default=True, help="GPUs per node.")
 @click.option("--gpu", default="A100", show_default=True, metavar="NAME", help="GPU model, as nvidia-smi names it.")
 @number("--gpu-memory", type=_real("--gpu-memory"), metavar="GB",
@@ -59,6 +65,8 @@ def _real(option: str) -> Number:
               help="Stages 1 and 2: overlap reduction with backward.  [default: on with --for own]")  # fmt: skip
 @click.option("--liger/--no-liger", default=None,
               help="Compute the loss in chunks with Liger.  [default: on if supported]")  # fmt: skip
+@click.option("--optimizer", type=click.Choice(["adamw", "adamw_8bit"]), default="adamw", show_default=True,
+              help="Adam's states in 32 bits, or in 8 bits by bitsandbytes.")  # fmt: skip
 @number(
     "--host-memory",
     type=_real("--host-memory"),
@@ -70,9 +78,21 @@ def _real(option: str) -> Number:
 @click.option("--model-path", metavar="DIR", help="With --write: directory of the model, if MODEL is a name.")
 @click.option("--write", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write a LLaMA-Factory .yaml, or a DeepSpeed .json.")  # fmt: skip
+@click.option(
+    "--model-config", metavar="FILE", help="With CONFIG: the model's config.json, if it is only on the nodes."
+)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+              help="With CONFIG: the faster configuration.  [default: CONFIG.faster.yaml]")  # fmt: skip
+@click.option("--force", is_flag=True, help="With CONFIG: overwrite existing files.")
+@click.option("--tune", is_flag=True, help="With CONFIG: measure candidates on the nodes and keep the fastest.")
+@number("--seconds", type=_SECONDS, default=60, show_default=True,
+        help="With --tune: time of a measurement.")  # fmt: skip
+@number("--candidates", type=_CANDIDATES, default=6, show_default=True,
+        help="With --tune: how many candidates to measure.")  # fmt: skip
 @reporting
 def plan_command(
     reporter: Reporter,
+    selection: Selection,
     model: str,
     write: Path | None,
     nvme_path: str | None,
@@ -83,7 +103,14 @@ def plan_command(
 
     Compares every ZeRO stage, recommends one and explains why. MODEL is a directory with a config.json, that file, or
     a name such as llama-3-8b, qwen2.5-7b or gpt2-xl.
+
+    With a LLaMA-Factory configuration, CONFIG.yaml, it names what is slow in it, and writes a faster one that trains
+    the same data with the same samples per step.
     """
+    if Path(model).suffix in {".yaml", ".yml"}:
+        plan_config.show(reporter, selection, Path(model), given)
+        return
+    refuse_without_config(given)
     try:
         training, cluster = _wish(reporter, model, given)
         overlap = training.program == "own" if given["overlap"] is None else given["overlap"]
@@ -95,19 +122,29 @@ def plan_command(
     reporter.result({**plans.data(found), "written": written}, "\n".join(f"wrote {each}" for each in written))
 
 
+def refuse_without_config(given: Mapping[str, Any]) -> None:
+    """Refuse options of a configuration beside a model, and a missing number of nodes.
+
+    Raises:
+        UsageError: there is one.
+    """
+    names = plan_config.typed(plan_config.OWN)
+    if names:
+        raise UsageError(f"{', '.join(names)}: only with a LLaMA-Factory configuration, CONFIG.yaml")
+    plan_config.refuse_without_tune(given)
+    if given["nodes"] is None:
+        raise UsageError("--nodes is missing", hint="clusterctl plan MODEL --nodes N")
+
+
 def _wish(reporter: Reporter, model: str, given: dict[str, Any]) -> tuple[plans.Training, plans.Cluster]:
     shape = plans.load(model)
-    try:
-        gpu = ds_config.find(given["gpu"])
-    except ds_config.ConfigError as error:
-        raise UsageError(str(error), hint=again(reporter.typed, "plan", gpu="A100")) from error
-    if given["gpu_memory"] is not None:
-        gpu = replace(ds_config.with_memory(gpu, given["gpu_memory"]), memory=given["gpu_memory"])
-    link = _LINK if given["link"] is None else _link(given["link"])
-    cluster = plans.Cluster(given["nodes"], given["gpus"], gpu, gpu.memory, link, given["host_memory"], given["cores"])
+    cluster = plan_config.cluster_of(
+        reporter, given, plan_config.LINK if given["link"] is None else _link(given["link"])
+    )
     seq = min(4096, shape.context) if given["seq"] is None else given["seq"]
-    precision = "bf16" if gpu.bf16 else "fp16"
+    precision = "bf16" if cluster.gpu.bf16 else "fp16"
     asked = {key: given[key] for key in ("method", "global_batch", "program", "efficiency")}
+    asked["eight_bit"] = given["optimizer"] == "adamw_8bit"
     return plans.Training(shape, seq=seq, precision=precision, rank=given["lora_rank"], **asked), cluster
 
 

@@ -94,7 +94,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "pack-env": ("clusterctl pack-env llm", "clusterctl pack-env --exclude '*.a' --split 4G"),
     "pack-os": ("clusterctl pack-os --release debian12",),
     "pack-tool": ("clusterctl pack-tool -o clusterctl.run",),
-    "plan": ("clusterctl plan llama-3-8b --nodes 2",),
+    "plan": ("clusterctl plan llama-3-8b --nodes 2", "clusterctl plan sft.yaml --gpus 8 --gpu H200"),
     "prune": ("clusterctl prune --keep 2 --dry-run",),
     "push": ("clusterctl push ./datasets /data/datasets",),
     "releases": ("clusterctl releases",),

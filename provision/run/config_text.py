@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import stat
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -311,6 +312,53 @@ def _written(document: Document, values: Mapping[str, str]) -> str:
     for start, stop, value in reversed(spans):
         text = text[:start] + value + text[stop:]
     return text
+
+
+def commented(document: Document, changes: Mapping[str, tuple[Any, str]], by: str) -> str:
+    """The text with values replaced, each below a comment that explains it. New keys follow at the end.
+
+    Args:
+        document: a configuration.
+        changes: by key, its new value and the reason.
+        by: who writes, for the comments.
+
+    Raises:
+        UsageError: the configuration's form does not allow a change, such as a mapping in braces.
+    """
+    text, end = document.text, []
+    spans: list[tuple[int, int, str]] = []
+    for key, (value, reason) in changes.items():
+        written = json.dumps(value) if not isinstance(value, str) else _quoted(value)
+        comment = _comment(f"{by}: {reason}")
+        if key not in document.places:
+            end.append(f"{comment}{key}: {written}\n")
+            continue
+        before, node = document.places[key]
+        old = text[node.start_mark.index : node.end_mark.index].strip()
+        was = f"; was {old}" if old and "\n" not in old else ""
+        start = before.start_mark.index
+        spans.append((start, start, _comment(f"{by}: {reason}{was}")))
+        newline = "\n" if text[: node.end_mark.index].endswith("\n") else ""
+        gap = "" if text[: node.start_mark.index].endswith((" ", "\n")) else " "
+        spans.append((node.start_mark.index, node.end_mark.index, f"{gap}{written}{newline}"))
+    for start, stop, value in sorted(spans, reverse=True):
+        text = text[:start] + value + text[stop:]
+    if end:
+        text += ("" if text.endswith("\n") else "\n") + "\n" + "".join(end)
+    wanted = document.data | {key: value for key, (value, _) in changes.items()}
+    try:
+        found = load(document.path, text)[1]
+    except UsageError:
+        found = None
+    if found != wanted:
+        hint = "write one key: value per line, without braces and aliases"
+        raise UsageError(f"{document.path}: {', '.join(changes)} cannot be changed in this form", hint=hint)
+    return text
+
+
+def _comment(text: str) -> str:
+    rows = textwrap.wrap(text, 118, break_long_words=False, break_on_hyphens=False)
+    return "".join(f"# {row}\n" for row in rows)
 
 
 def _only_in_config(document: Document, typed: str) -> UsageError:

@@ -46,10 +46,17 @@ class HungUp(KeyboardInterrupt):
 
 @dataclass(frozen=True)
 class Following:
-    """How a run is followed: ``detach`` leaves it once it has started; ``ask`` is what Ctrl-C does, None: stop."""
+    """How a run is followed.
+
+    Attributes:
+        detach: leave it once it has started.
+        ask: what Ctrl-C does; None: stop.
+        enough: leave it once this is true of its last step, None before the first one.
+    """
 
     detach: bool = False
     ask: Ask | None = None
+    enough: Callable[[int | None], bool] | None = None
 
 
 @dataclass
@@ -110,7 +117,7 @@ class Start:
             outcome = Attachment(self.nodes, follower, there, offsets).follow(
                 self.session.connections,
                 self.session.emit,
-                until=(lambda: follower.started) if following.detach else None,
+                until=_until(follower, following),
                 stop=self._stop,
                 ask=following.ask,
             )
@@ -241,6 +248,14 @@ class Start:
             return ""
         found = find_all(self.session, on=self.nodes, word=self.run, need_answers=False).runs
         return "; ".join(found[self.run].networks) if self.run in found else ""
+
+
+def _until(follower: Follower, following: Following) -> Callable[[], bool] | None:
+    """When the command leaves the run; None: at its end."""
+    enough = following.enough
+    if enough is not None:
+        return lambda: enough(follower.steps)
+    return (lambda: follower.started) if following.detach else None
 
 
 def _answer(out: str) -> dict[str, Any]:

@@ -32,3 +32,10 @@ def kept(of_configs):
 def test_activation_memory_of_a_block_matches_the_plan(kept, name):
     training = Training(parse(CONFIGS[name], name, name), seq=128)
     assert layer_bytes(training) == pytest.approx(kept[name]["bytes"], rel=0.03)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "gpt2"])
+def test_activation_memory_under_autocast_matches_the_plan(kept, name):
+    """LLaMA-Factory's ``bf16: true`` without DeepSpeed."""
+    training = Training(parse(CONFIGS[name], name, name), seq=128)
+    assert layer_bytes(training, wide=True) == pytest.approx(kept[name]["wide"], rel=0.05)

@@ -114,7 +114,7 @@ def test_json_has_all_fields_and_nothing_else_is_printed(run):
     ("words", "message", "way_out"),
     [
         (["nothing-7b", "-n", "1"], "unknown model nothing-7b", "llama-3-8b"),
-        (["Qwen/Qwen3-30B-A3B", "-n", "1"], "is a mixture of experts, which plan does not support", "qwen3-32b"),
+        (["Qwen/Qwen3-235B-A22B", "-n", "1"], "is a mixture of experts whose shape is not in the table", "config.json"),
         (["./nothing", "-n", "1"], "nothing does not exist", ""),
         ([".", "-n", "1"], "has no config.json", "save_pretrained"),
         (["gpt2", "-n", "0"], "--nodes: must be at least 1", ""),

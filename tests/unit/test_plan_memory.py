@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 import trainer.plan
 from trainer.ds_config import GPUS, find
 from trainer.plan import METHODS, MODELS, Cluster, Setup, Shape, Training
-from trainer.plan.memory import gpu_memory, host_memory, kept_bytes, states
+from trainer.plan.memory import gpu_memory, host_memory, kept_bytes, loading_memory, states
 from trainer.plan.plan import rate
-from trainer.plan.search import PLACES, pick, survey
+from trainer.plan.search import PLACES, examine, pick, survey
 from trainer.plan.speed import speed, volumes
 
 MEASURED = json.loads((Path(trainer.plan.__file__).parent / "measured.json").read_text())["points"]
@@ -53,6 +53,10 @@ PARAMETERS = {
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
     "mistral-7b": 7_248_023_552,
+    "gemma-2-2b": 2_614_341_888,
+    "gemma-2-9b": 9_241_705_984,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
 }
 
 
@@ -260,3 +264,52 @@ def test_rates_grow_with_the_batch_from_published_ones():
     assert rate(replace(llama, method="lora", global_batch=16, shape=MODELS["llama-2-70b"])).root == 1e-4
     gpt3 = rate(Training(MODELS["gpt2"], "pretrain", 1024, 512))
     assert (gpt3.base, gpt3.batch, gpt3.unit) == (6e-4, 0.5e6, "tokens")
+
+
+def test_8_bit_adam_takes_two_bytes_and_the_scales():
+    wide = Training(MODELS["llama-2-7b"], seq=2048, global_batch=16)
+    narrow = replace(wide, eight_bit=True)
+    cluster, setup = Cluster(1, 8, find("A100"), 80.0), Setup(1)
+    saved = gpu_memory(wide, cluster, setup).optimizer - gpu_memory(narrow, cluster, setup).optimizer
+    assert saved == pytest.approx((8 - 2 - 8 / 256) * wide.trained / 8, rel=0.01)
+    offloaded = examine(narrow, cluster, Setup(2, optimizer_at="cpu"))
+    assert offloaded.why_not == "8-bit Adam runs only on the GPU"
+
+
+def test_every_process_of_stage_3_loads_the_whole_checkpoint():
+    training = Training(MODELS["llama-3-70b"], seq=2048, global_batch=64)
+    cluster = Cluster(4, 8, find("H200"), 141.0, host=512.0)
+    assert loading_memory(training, cluster, Setup(3)) == 2 * 8 * training.shape.parameters
+    assert loading_memory(training, cluster, Setup(2)) == 0
+    why = examine(training, cluster, Setup(3, checkpointing=True)).why_not
+    assert "while every process loads the whole checkpoint" in why
+    assert not examine(training, replace(cluster, host=2048.0), Setup(3, checkpointing=True)).why_not
+
+
+def test_a_frozen_vision_tower_is_loaded_but_not_trained():
+    shape = replace(MODELS["qwen2.5-7b"], vision=1_000_000_000)
+    training, text = Training(shape, global_batch=8), Training(MODELS["qwen2.5-7b"], global_batch=8)
+    assert training.trained == text.trained
+    cluster = Cluster(1, 8, find("A100"), 80.0)
+    more = gpu_memory(training, cluster, Setup(1)).states - gpu_memory(text, cluster, Setup(1)).states
+    assert more == 2e9
+
+
+def test_experts_take_memory_and_only_the_chosen_ones_time():
+    few, dense = MODELS["qwen3-30b-a3b"], MODELS["qwen3-4b"]
+    assert few.parameters > 7 * dense.parameters
+    assert few.flops(4096) < 1.2 * dense.flops(4096)
+    assert few.active == pytest.approx(3.35e9, rel=0.01)
+    whole = replace(few, chosen=few.experts)
+    assert whole.active == whole.parameters
+
+
+def test_32_bit_weights_take_as_much_as_mixed_precision_and_the_copies():
+    training = Training(MODELS["qwen2.5-3b"], seq=512, global_batch=1)
+    cluster = Cluster(1, 1, find("H200"), 141.0)
+    plain, wide = Setup(0, checkpointing=True), Setup(0, checkpointing=True, wide=True)
+    size = training.shape.parameters
+    assert gpu_memory(training, cluster, wide).states == 16 * size == gpu_memory(training, cluster, plain).states
+    assert gpu_memory(training, cluster, wide).buffers >= 4 * size  # of torch's DDP
+    kernels = wide.with_(checkpointing=False, kernels=True)
+    assert kept_bytes(training, kernels) < 0.8 * kept_bytes(training, wide.with_(checkpointing=False))

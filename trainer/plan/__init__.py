@@ -13,10 +13,12 @@
 
 from __future__ import annotations
 
+from trainer.plan.config_json import parse
 from trainer.plan.inputs import BOUNDS, METHODS, PROGRAMS, Cluster, Setup, Training, accumulation
-from trainer.plan.models import MODELS, PlanError, Shape, load, named, parse
+from trainer.plan.models import MODELS, load, named
 from trainer.plan.output import data, ds_config, lines, yaml
 from trainer.plan.plan import Plan, plan
+from trainer.plan.shape import PlanError, Shape
 
 __all__ = [
     "BOUNDS",

@@ -8,7 +8,7 @@ from typing import Mapping, Optional
 
 from trainer.bounds import Bound
 from trainer.ds_config import Gpu
-from trainer.plan.models import PlanError, Shape
+from trainer.plan.shape import PlanError, Shape
 
 METHODS = ("full", "lora", "qlora", "pretrain")
 PROGRAMS = ("trainer", "own")
@@ -81,6 +81,7 @@ class Training:
         precision: ``bf16`` or ``fp16``.
         efficiency: fraction of the card's peak that large matrix products reach.
         half_loss: the loss is computed in 16 bits, as in nanoGPT when DeepSpeed has cast the whole model.
+        eight_bit: Adam's states have 8 bits (``optim: adamw_bnb_8bit``), which may change the loss.
     """
 
     shape: Shape
@@ -92,6 +93,7 @@ class Training:
     precision: str = "bf16"
     efficiency: float = 0.65
     half_loss: bool = False
+    eight_bit: bool = False
 
     @property
     def adapters(self) -> bool:
@@ -100,8 +102,10 @@ class Training:
 
     @property
     def trained(self) -> int:
-        """Number of trained parameters."""
-        return self.shape.adapter_parameters(self.rank) if self.adapters else self.shape.parameters
+        """Number of trained parameters. A vision tower is frozen, as in LLaMA-Factory."""
+        if self.adapters:
+            return self.shape.adapter_parameters(self.rank)
+        return self.shape.parameters - self.shape.vision
 
     @property
     def tokens(self) -> int:
@@ -124,6 +128,9 @@ class Setup:
         bucket: elements that are reduced at once.
         overlap: reduce gradients during the backward pass.
         live: largest number of parameters that stage 3 gathers at a time.
+        wide: weights and gradients have 32 bits, and autocast copies the weights to 16 bits in every pass:
+            LLaMA-Factory's ``bf16: true`` without DeepSpeed. Only in stage 0.
+        kernels: Liger's norms and SwiGLU, which keep less for the backward pass.
     """
 
     stage: int
@@ -136,6 +143,8 @@ class Setup:
     bucket: int = 200_000_000
     overlap: bool = False
     live: int = 1_000_000_000
+    wide: bool = False
+    kernels: bool = False
 
     @property
     def name(self) -> str:

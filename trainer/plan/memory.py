@@ -28,15 +28,27 @@ _WIDE = 4  # bytes of a 32-bit number
 _HALF = 2
 
 
-def layer_bytes(training: Training) -> int:
-    """Bytes per token that one block keeps, with flash attention."""
+_COPIES = 5  # 16-bit copies of a wide block's inputs: of queries, keys, values, gate and up
+
+
+def layer_bytes(training: Training, *, wide: bool = False, kernels: bool = False) -> int:
+    """Bytes per token that one block keeps, with flash attention. For ``wide`` and ``kernels`` see ``Setup``.
+
+    A wide residual stream has 32 bits: a norm keeps its input and its result, and each of the five products behind the
+    two norms its own 16-bit copy. Liger's norm keeps its input and those copies, its SwiGLU two inputs and one result.
+    """
     shape = training.shape
-    hidden, inner = shape.hidden, shape.intermediate
+    hidden, inner = shape.hidden, shape.active_inner
     norms_statistics = 2 * _WIDE
     attention = _HALF * (2 * shape.attention_width + 2 * shape.kv_width) + _WIDE * shape.heads
     if shape.family == "llama":
-        norms = 2 * (_WIDE + _HALF + _HALF) * hidden
-        return norms + attention + 4 * _HALF * inner + norms_statistics
+        norms = shape.norms * (_WIDE + _HALF + _HALF) * hidden
+        if kernels:
+            norms = shape.norms * (_WIDE if wide else 2 * _HALF) * hidden
+        elif wide:
+            norms = shape.norms * 2 * _WIDE * hidden
+        norms += _COPIES * _HALF * hidden if wide else 0
+        return norms + attention + (3 if kernels else 4) * _HALF * inner + norms_statistics
     norms = 2 * (_HALF + _HALF) * hidden
     if training.program == "own":
         return norms + attention + _HALF * hidden + 2 * _HALF * inner + norms_statistics
@@ -68,7 +80,8 @@ def kept_bytes(training: Training, setup: Setup) -> float:
     tokens = setup.micro_batch * training.seq
     outside = 4 * _HALF * training.shape.hidden  # the last norm and the layers around the blocks
     if setup.checkpointing:
-        return float(tokens * (training.shape.layers * _HALF * training.shape.hidden + outside))
+        kept = _WIDE if setup.wide else _HALF
+        return float(tokens * (training.shape.layers * kept * training.shape.hidden + outside))
     return float(tokens * (training.shape.layers * _block_bytes_per_token(training, setup) + outside))
 
 
@@ -83,10 +96,15 @@ def logits(training: Training, setup: Setup) -> float:
 
 
 def _block_bytes_per_token(training: Training, setup: Setup) -> int:
-    return layer_bytes(training) + (0 if setup.flash else score_bytes(training))
+    each = layer_bytes(training, wide=setup.wide, kernels=setup.kernels)
+    return each + (0 if setup.flash else score_bytes(training))
 
 
-_ADAM = 12
+_MASTER = 4  # bytes of a 32-bit weight
+_ADAM = 8  # of momentum and variance
+# In 8 bits, with a 32-bit scale for every 256 numbers: Dettmers et al., arXiv 2110.02861, section 2 (bitsandbytes takes
+# blocks of 256)
+_ADAM_8BIT = 2 * (1 + 4 / 256)
 _NF4 = 4.127 / 8  # bytes of a 4-bit weight with its doubly quantized constants: QLoRA, arXiv 2305.14314, section 3
 CONTEXT = 1.3 * GIB  # CUDA context with library code, and NCCL buffers, outside torch; an estimate
 FRAGMENTS = 0.04  # fraction of the allocated memory that torch reserves in addition; an estimate
@@ -138,16 +156,23 @@ def weight_bytes(training: Training) -> float:
     shape = training.shape
     if training.method != "qlora":
         return 2.0 * (shape.parameters + (training.trained if training.adapters else 0))
-    matrices = shape.layers * shape.layer_matrices
+    matrices = shape.matrices
     return _NF4 * matrices + 2.0 * (shape.parameters - matrices + training.trained)
+
+
+def adam_bytes(training: Training) -> float:
+    """Bytes per trained parameter of Adam's momentum and variance."""
+    return _ADAM_8BIT if training.eight_bit else _ADAM
 
 
 def states(training: Training, cluster: Cluster, setup: Setup) -> Tuple[float, float, float]:
     """Bytes per GPU of parameters, gradients and optimizer."""
     world, trained = cluster.world, float(training.trained)
+    if setup.wide:
+        return weight_bytes(training) + 2 * trained, 4 * trained, adam_bytes(training) * trained
     parameters = weight_bytes(training) / (world if setup.stage == 3 else 1)
     gradients = 2 * trained / (world if setup.stage >= 2 else 1)
-    optimizer = _ADAM * trained / (world if setup.stage >= 1 else 1)
+    optimizer = (_MASTER + adam_bytes(training)) * trained / (world if setup.stage >= 1 else 1)
     if setup.optimizer_at != "gpu":
         optimizer = 0.0
         gradients = 0.0 if setup.stage >= 2 else gradients
@@ -160,10 +185,14 @@ def gpu_memory(training: Training, cluster: Cluster, setup: Setup) -> Memory:
     gathered = 2.0 * min(training.shape.parameters, setup.live) if setup.stage == 3 else 0.0
     bucket = 2.0 * setup.bucket if setup.stage == 3 else 0.0  # allocated at the start and kept
     blocks = kept_bytes(training, setup)
+    # Autocast's 16-bit weights, until the backward pass has used them, and the buckets of torch's DDP, as large as the
+    # gradients and always there: torchrun starts it also for one process.
+    copies, ddp = (2.0 * training.trained, 4.0 * training.trained) if setup.wide else (0.0, 0.0)
+    activations, loss, buffers = _backward(training, cluster, setup, blocks)
     moments = (
-        (blocks, logits(training, setup), bucket + gathered, "loss"),
-        (*_backward(training, cluster, setup, blocks), "backward"),
-        (0.0, 0.0, bucket + _step(training, cluster, setup), "step"),
+        (blocks, logits(training, setup), bucket + gathered + copies + ddp, "loss"),
+        (activations, loss, buffers + copies + ddp, "backward"),
+        (0.0, 0.0, bucket + ddp + _step(training, cluster, setup), "step"),
     )
     activations, loss, buffers, moment = max(moments, key=lambda each: each[0] + each[1] + each[2])
     allocated = sum(base) + activations + loss + buffers
@@ -178,6 +207,8 @@ def _backward(training: Training, cluster: Cluster, setup: Setup, blocks: float)
     rest = blocks * (1 - done)
     activations = rest + one if setup.checkpointing else max(rest, one)
     reduced = 2.0 * min(setup.bucket, trained)
+    if setup.wide:
+        return activations, 0.0, 0.0
     if setup.stage == 0:
         return activations, 0.0, reduced
     if setup.stage == 3:
@@ -192,7 +223,7 @@ def _backward(training: Training, cluster: Cluster, setup: Setup, blocks: float)
 
 def _step(training: Training, cluster: Cluster, setup: Setup) -> float:
     """Buffers of the optimizer step: the shard's gradients in 32 bits, and flat in 16; in stage 3 by group."""
-    if setup.optimizer_at != "gpu":
+    if setup.optimizer_at != "gpu" or setup.wide:  # torch's fused Adam needs no buffers
         return 0.0
     if setup.stage == 0:
         return 4.0 * training.trained  # by parameter, without a flat copy
@@ -219,6 +250,17 @@ def host_memory(training: Training, cluster: Cluster, setup: Setup) -> float:
     elif setup.parameters_at == "nvme":
         held += 2.0 * min(training.shape.parameters / cluster.nodes, _GROUP * cluster.gpus)
     return held
+
+
+def loading_memory(training: Training, cluster: Cluster, setup: Setup) -> float:
+    """Bytes of a node's memory while a checkpoint is loaded.
+
+    transformers 5.6 loads each weight from the file to the GPU (LLaMA-Factory's ``low_cpu_mem_usage``, its default).
+    In stage 3 every process first reads the whole checkpoint (``integrations/deepspeed.py``).
+    """
+    if setup.stage != 3 or training.program == "own":
+        return 0.0
+    return 2.0 * training.shape.parameters * cluster.gpus
 
 
 def disk(training: Training, cluster: Cluster, setup: Setup) -> float:

@@ -11,9 +11,10 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from trainer.ds_config import Request, make
 from trainer.plan.inputs import GIB, Cluster, Setup, Training, accumulation
-from trainer.plan.models import MODELS, PlanError
+from trainer.plan.models import MODELS
 from trainer.plan.plan import Plan
 from trainer.plan.search import Option
+from trainer.plan.shape import PlanError, Shape
 
 WIDTH = 80
 Styled = Tuple[str, str]
@@ -27,15 +28,23 @@ def lines(plan: Plan) -> List[Styled]:
 def _head(plan: Plan) -> Iterator[Styled]:
     training, cluster, shape = plan.training, plan.cluster, plan.training.shape
     what = f"{training.method}, {training.precision}"
+    if training.eight_bit:
+        what += ", 8-bit Adam"
     if training.adapters:
         what += f", LoRA of rank {training.rank} ({training.trained / 1e6:.1f} M)"
-    yield from _wrapped(f"{shape.name}, {shape.parameters / 1e9:.2f} B parameters: {what}", "bold")
+    yield from _wrapped(f"{shape.name}, {shape.parameters / 1e9:.2f} B parameters{_parts(shape)}: {what}", "bold")
     link = "" if cluster.nodes == 1 else f", {cluster.link:g} GB/s between nodes"
     nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
     yield from _wrapped(f"{nodes} x {cluster.gpus} {cluster.gpu.name} with {cluster.memory:g} GB{link}")
     yield from _wrapped(
         f"{training.global_batch} samples of {training.seq} tokens per step: {training.tokens:,} tokens"
     )
+
+
+def _parts(shape: Shape) -> str:
+    """What a token does not pass, and what is not trained."""
+    active = f", {shape.active / 1e9:.2f} B of them per token" if shape.experts else ""
+    return active + (f", {shape.vision / 1e9:.2f} B of them the frozen vision tower" if shape.vision else "")
 
 
 def _memory(plan: Plan) -> Iterator[Styled]:
@@ -140,7 +149,12 @@ def data(plan: Plan) -> Dict[str, Any]:
     """Return the whole plan."""
     training, cluster, best = plan.training, plan.cluster, plan.best
     return {
-        "model": {**asdict(training.shape), "parameters": training.shape.parameters, "trained": training.trained},
+        "model": {
+            **asdict(training.shape),
+            "parameters": training.shape.parameters,
+            "active": training.shape.active,
+            "trained": training.trained,
+        },
         "cluster": {**asdict(cluster), "world": cluster.world, "bus": cluster.bus, "usable": cluster.usable},
         "training": {
             **{key: value for key, value in asdict(training).items() if key != "shape"},
@@ -283,6 +297,8 @@ def _method(plan: Plan) -> List[Tuple[str, Any]]:
         pairs += [("finetuning_type", "lora"), ("lora_rank", training.rank), ("lora_target", target)]
     if training.method == "qlora":
         pairs += [("quantization_bit", 4), ("quantization_method", "bnb"), ("double_quantization", True)]
+    if training.eight_bit:
+        pairs.append(("optim", "adamw_bnb_8bit"))
     if training.method != "pretrain":
         pairs.append(("template", training.shape.template))
     return pairs

@@ -8,8 +8,9 @@ from typing import Iterator, Optional, Tuple
 
 from trainer.plan.inputs import GIB, Cluster, Training, accumulation, check
 from trainer.plan.ladder import Ladder, ladder, no_cures
-from trainer.plan.models import PlanError
+from trainer.plan.memory import loading_memory
 from trainer.plan.search import Option, chunks, nearest, pick, survey
+from trainer.plan.shape import PlanError
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,13 @@ def _advice(training: Training, cluster: Cluster, best: Optional[Option]) -> Ite
             "the loss in chunks comes from Liger (enable_liger_kernel: true) and needs the package liger-kernel in the "
             "environment; --no-liger plans without it"
         )
+    if best is not None and (loading := loading_memory(training, cluster, best.setup)):
+        yield (
+            f"loading: in stage 3 each of the {cluster.gpus} processes of a node reads the whole checkpoint into its "
+            f"memory, {loading / GIB:.0f} GiB together"
+        )
+    if training.eight_bit:
+        yield "8-bit Adam (optim: adamw_bnb_8bit) needs bitsandbytes in the environment, and may change the loss"
     if not cluster.gpu.bf16:
         yield f"{cluster.gpu.name} does not support bf16: use fp16 with a dynamic loss scale; watch for skipped steps"
     if cluster.cores is None:

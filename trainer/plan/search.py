@@ -8,7 +8,7 @@ from typing import List, Optional, Tuple
 
 from trainer.ds_config.build import reduce_elements
 from trainer.plan.inputs import GIB, Cluster, Setup, Training
-from trainer.plan.memory import Memory, disk, gpu_memory, host_memory
+from trainer.plan.memory import Memory, disk, gpu_memory, host_memory, loading_memory
 from trainer.plan.speed import Speed, speed
 
 _EQUAL = 0.01  # of the speed
@@ -73,6 +73,11 @@ def examine(training: Training, cluster: Cluster, setup: Setup) -> Option:
     elif cluster.host is not None and host / GIB > cluster.host:
         lacks = host / GIB - cluster.host
         why = f"a node lacks {lacks:.0f} GiB of memory"
+    elif cluster.host is not None and loading_memory(training, cluster, setup) / GIB > cluster.host:
+        lacks = loading_memory(training, cluster, setup) / GIB - cluster.host
+        why = f"a node lacks {lacks:.0f} GiB of memory while every process loads the whole checkpoint"
+    elif training.eight_bit and setup.optimizer_at != "gpu":
+        why = "8-bit Adam runs only on the GPU"
     time = speed(training, cluster, setup)
     return Option(setup, memory, host, disk(training, cluster, setup), time, lacks, why)
 

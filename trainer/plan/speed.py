@@ -25,6 +25,7 @@ _START_AGAIN = {"own": 1.9e-3, "trainer": 3.0e-3}
 _HOOKS = {"own": (0.0, 0.0, 0.9e-3, 9.4e-3), "trainer": (0.0, 0.0, 2.1e-3, 14e-3)}
 _HOOKS_AGAIN = {"own": 3.6e-3, "trainer": 10e-3}  # of stage 3, which fetches parameters again
 _ADAM = 34  # bytes a parameter that a fused Adam reads and writes
+_COPIED = 12  # bytes a wide parameter that autocast reads and writes per pass: to 16 bits, and the gradient to 32
 _ADAM_WHOLE = 320  # the equivalent for DeepSpeed's 16-bit stage 0, which works tensor by tensor; fitted
 _CONTENTION = 0.2  # fraction of an overlapped collective's time, for its use of processors and bandwidth; an estimate
 _DEQUANTIZING = 0.7  # speed with 4-bit weights relative to 16-bit ones; an estimate
@@ -70,7 +71,7 @@ def volumes(training: Training, cluster: Cluster, setup: Setup) -> Tuple[float, 
     gradients: 3 (arXiv 1910.02054, section 7).
     """
     ring = (cluster.world - 1) / cluster.world
-    gradients = 2.0 * training.trained * ring
+    gradients = (4.0 if setup.wide else 2.0) * training.trained * ring
     if setup.stage == 3:
         return 2 * weight_bytes(training) * ring + gradients, 0.0
     if setup.stage == 2:
@@ -127,6 +128,7 @@ def _arithmetic(training: Training, cluster: Cluster, setup: Setup) -> float:
     flops = tokens * ((2 if training.adapters else 3) * whole + again)
     peak = cluster.gpu.tflops * 1e12 * training.efficiency * (_DEQUANTIZING if training.method == "qlora" else 1)
     moved = _MOVED * (kept_bytes(training, setup.with_(checkpointing=False)) + logits(training, setup))
+    moved += _COPIED * training.trained if setup.wide else 0.0
     return flops / peak + moved / (cluster.gpu.bandwidth * 1e9)
 
 
@@ -146,7 +148,7 @@ def _optimizer(training: Training, cluster: Cluster, setup: Setup, passes: int) 
     if setup.parameters_at == "nvme":
         seconds += passes * 2 * weight_bytes(training) / cluster.nodes / _NVME
     if setup.optimizer_at == "gpu":
-        return seconds + (_ADAM if setup.stage else _ADAM_WHOLE) * share / (cluster.gpu.bandwidth * 1e9)
+        return seconds + (_ADAM if setup.stage or setup.wide else _ADAM_WHOLE) * share / (cluster.gpu.bandwidth * 1e9)
     seconds += (passes + 1) * 2 * share / _PCIE + training.trained / cluster.nodes / _CPU_ADAM
     if setup.optimizer_at == "nvme":
         seconds += 2 * 12 * training.trained / cluster.nodes / _NVME
