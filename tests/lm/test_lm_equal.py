@@ -24,6 +24,8 @@ def alone(gpt):
         "fsdp-selective": ["--engine", "fsdp", "--batch-size", 8, "--checkpointing", "selective"],
         "global": ["--batch-size", 4, "--global-batch", 8],
         "checkpointing": ["--batch-size", 8, "--checkpointing", "full"],
+        "compiled": ["--batch-size", 8, "--compile", "whole"],
+        "compiled-layers": ["--batch-size", 8, "--compile", "blocks"],
         "bfloat16": ["--batch-size", 8, "--dtype", "bfloat16"],
         "bfloat16-fsdp": ["--batch-size", 8, "--dtype", "bfloat16", "--engine", "fsdp"],
         "float16-fsdp": ["--batch-size", 8, "--dtype", "float16", "--engine", "fsdp"],
@@ -74,7 +76,15 @@ def test_every_split_of_a_batch_gives_the_same_step(alone, together):
     assert sorted(expected) == list(range(1, 7))
     assert len(set(expected.values())) == 6
     fsdp = (alone["fsdp"], alone["fsdp-full"], alone["fsdp-selective"])
-    for run in (alone["accumulated"], alone["global"], alone["checkpointing"], together["plain"], *fsdp):
+    for run in (
+        alone["accumulated"],
+        alone["global"],
+        alone["checkpointing"],
+        alone["compiled"],
+        alone["compiled-layers"],
+        together["plain"],
+        *fsdp,
+    ):
         assert run.losses == pytest.approx(expected, abs=rounding(expected))
         assert run.records("grad_norm") == pytest.approx(alone["eight"].records("grad_norm"), rel=1e-4)
 

@@ -207,7 +207,6 @@ class Plain:
         self, model: Decoder, config: Config, ranks: Ranks, micro_steps: int, dtype: torch.dtype, watch: Watch
     ) -> None:
         self.model: nn.Module = model
-        self.loss: Callable[..., torch.Tensor] = model
         self.scale = Scale(dtype == torch.float16)
         self.updates = 0
         self._ranks = ranks
@@ -229,7 +228,7 @@ class Plain:
 
     def compile(self) -> None:
         """See ``Engine``."""
-        self.loss = torch.compile(self.model)
+        self.model.compile_whole()
 
     def evaluate(self, batch: Batch) -> torch.Tensor:
         """See ``Engine``."""
@@ -243,7 +242,7 @@ class Plain:
             for bucket in self._buckets:
                 bucket.left = len(bucket.slots)
         with self._watch.part("forward"):
-            loss = run(self.loss, batch)
+            loss = run(self.model, batch)
         with self._watch.part("backward"):
             (loss * self.scale.value if self.scale.is_used else loss).backward()
         return loss.detach()

@@ -253,6 +253,7 @@ class Decoder(nn.Module):
         self.shape = shape
         self.dropout = dropout
         self.pieces: Pieces = loss_and_gradient
+        self._whole: Optional[Callable[..., torch.Tensor]] = None
         self.embed = nn.Embedding(shape.rows, shape.n_embd)
         self.places = nn.Embedding(shape.block_size, shape.n_embd) if shape.is_gpt2 else None
         self.layers = nn.ModuleList([Layer(shape, dropout, checkpointing) for _ in range(shape.n_layer)])
@@ -262,6 +263,11 @@ class Decoder(nn.Module):
     def start(self, seed: int) -> None:
         """Set the initial weights; see ``first_weights``."""
         fill(self, first_weights(self.shape, seed, self.embed.weight.device))
+
+    def compile_whole(self) -> None:
+        """Compile all layers as one, and the loss apart: in one graph all gradients were 0 on a GPU with torch 2.11."""
+        self._whole = torch.compile(self.hidden)
+        self.pieces = torch.compile(loss_and_gradient)
 
     @property
     def output(self) -> torch.Tensor:
@@ -289,7 +295,8 @@ class Decoder(nn.Module):
         Returns:
             The loss; or the logits of the last token, (batch, vocabulary), float32.
         """
-        x = self.hidden(self.embed(tokens), past, ends)
+        hidden = self._whole if self._whole and self.training else self.hidden  # an evaluation is not compiled again
+        x = hidden(self.embed(tokens), past, ends)
         if targets is None:
             return F.linear(x[:, -1], self.output)[:, : self.shape.vocab_size].float()
         flat = x.reshape(-1, x.shape[-1])

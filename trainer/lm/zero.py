@@ -71,7 +71,6 @@ class Zero:
                 self._engine.set_gradient_accumulation_boundary(is_boundary=True)  # one step() for all micro-steps
         self.model = cast("nn.Module", self._engine if stage == 3 else model)
         self._put = put if stage == 3 else put_whole
-        self.loss: Callable[..., torch.Tensor] = self._engine
         if dtype == torch.float16:
             self.scale = _DeepSpeedScale(self._optimizer)
         self._lacks_norm = stage == 0 and dtype == torch.float32
@@ -81,8 +80,8 @@ class Zero:
         )  # if all ranks hold a part, one writes it
 
     def compile(self) -> None:
-        """Compile the whole model at the point where DeepSpeed calls it."""
-        self._engine.compile()
+        """See ``Engine``."""
+        self._model.compile_whole()
 
     def micro_step(self, batch: Batch, number: int) -> torch.Tensor:
         """See ``Engine``. From stage 2 on DeepSpeed reduces gradients in every micro-step, in the backward pass.
@@ -93,7 +92,7 @@ class Zero:
         if self._coalesces and number == 0:
             self._coalescing.enter_context(self._coalesce())
         with self._watch.part("forward"):
-            loss = run(self.loss, batch)
+            loss = run(self._engine, batch)
         with self._watch.part("backward"):
             self._engine.backward(loss)
         if self._coalesces and is_last:
