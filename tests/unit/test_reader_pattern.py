@@ -140,6 +140,7 @@ def test_all_values():
         "eval_loss": 2.25,
         "rank": None,
         "source": "pattern",
+        "epoch": None,
     }
     assert (two.step, two.total, str(two.loss), two.lr, two.ms, two.eval_loss) == (6, None, "nan", None, None, None)
 

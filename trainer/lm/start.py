@@ -210,11 +210,11 @@ def choose(config: Config, source: Source, opened: Data) -> Start:
     """
     found = source.resumed or source.taken
     kept = found.kept() if found else weights.read_kept(source.folder) if source.folder else {}
-    if source.resumed:
-        _check_data(config, source.name, source.resumed.state.data, opened.identity)
     if opened.shards:
         return _with_shards(config, source, opened.shards, opened.identity, kept)
     assert opened.chats
+    if source.resumed:
+        _check_data(config, source.name, source.resumed.state.data, opened.identity)
     named = families.named(config.model)
     folder = tokenizer_of(config, source)
     shape = source.shape or named
@@ -250,7 +250,9 @@ def _with_shards(
         stored = weights.read_digest(Path(source.name))
         digest, size = (theirs.digest, theirs.size) if theirs else (stored, shape.vocab_size)
         _check_vocabulary(source.name, digest, size, first)
-    if not source.resumed and source.folder and shape.is_gpt2:  # its positions are weights
+    if source.resumed:
+        _check_data(config, source.name, source.resumed.state.data, identities)
+    elif source.folder and shape.is_gpt2:  # its positions are weights
         shape = replace(shape, block_size=config.block_size)
     return Start(shape, source.resumed, source.taken, source.folder, first.vocabulary, first.digest, identities, kept)
 

@@ -25,7 +25,7 @@ import importlib
 import logging
 import math
 import os
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Tuple, cast
+from typing import Any, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Tuple, cast
 
 import torch
 from torch import nn

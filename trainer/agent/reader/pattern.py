@@ -11,6 +11,7 @@ the pattern is no longer used: Python's matcher checks for signals while it sear
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import math
 import re
@@ -196,9 +197,13 @@ def _limited(seconds: float) -> Iterator[None]:
         raise _TooSlowError
 
     before = signal.signal(signal.SIGVTALRM, raise_error)
+    collects = gc.isenabled()
+    gc.disable()  # its time is not the pattern's, and an error in a destructor would be lost
     try:
         signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, before)
+        if collects:
+            gc.enable()
