@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+import torchao  # noqa: F401 - peft imports it inside of the device meta, where its tables cannot be made
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 

@@ -111,6 +111,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
         return int(max(row[2] for row in rows))  # the signal that some rank received
 
     # Loop
+    keeper.prepare(step, engine)
     waiting: Optional[Any] = None
     stopped, why = 0, ""
     profile = Profile(config, group, log.say)
@@ -253,9 +254,6 @@ class Keeper:
             base=start.base.record if start.base else None,
         )
         saving = self._folder.begin(state, engine.pieces(), start.vocabulary, names, start.kept)
-        if self._is_async and not ends and self._copies is None:
-            self._copies = make_copies(saving.mine, self._ranks, self._log.say)
-            self._is_async = self._copies is not None
         if ends or self._copies is None:
             result: Future[Optional[str]] = Future()
             result.set_result(saving.write(engine.tensors()))
@@ -265,6 +263,12 @@ class Keeper:
         self._pending = Pending(saving, loss, result, began, time.monotonic() - began)
         if ends or self._copies is None:
             self.finish()
+
+    def prepare(self, step: int, engine: Engine) -> None:
+        """Prepare host memory for saves that continue during the next steps, if there will be any."""
+        interval = self._config.save_interval or self._config.eval_interval
+        if self._is_async and self._config.save and interval and step + interval < self._config.max_iters:
+            self._copies = make_copies(engine.pieces(), self._ranks, self._log.say)
 
     def wait_for_copies(self) -> None:
         """Let the GPU finish copying what is being saved, before the next update of the weights."""
