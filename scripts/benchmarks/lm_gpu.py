@@ -60,6 +60,7 @@ def cases(batch: int) -> dict[str, list[str]]:
         "guide-zero3": guide("zero3", 1, "--compile", "off"),
         "guide-ddp": guide("zero0", 1, "--compile", "off"),
         "ours-blocks": [*both, "--compile", "blocks"],
+        "fp8": [*both, "--compile", "blocks", "--fp8", "auto"],
         "fsdp": ["--engine", "fsdp", *both],
         "fsdp-coalesced": ["--engine", "fsdp", *both, "--coalesce"],
         "fsdp-offload": ["--engine", "fsdp", *both, "--offload", "all"],

@@ -260,9 +260,18 @@ class Keeper:
         else:
             self._copies.take(engine.tensors())
             result = self._copies.write(saving)
-        self._pending = Pending(saving, loss, result, began, time.monotonic() - began)
+        self._pending = Pending(saving, loss, result, began, time.monotonic() - began, ends)
         if ends or self._copies is None:
             self.finish()
+
+    def _prune(self, waits: bool) -> None:
+        """Remove checkpoints that are not kept: large ones take seconds, which the training does not wait for."""
+        if self._copies is None:
+            self._folder.prune()
+            return
+        removed = self._copies.run(self._folder.prune)
+        if waits:
+            removed.result()
 
     def prepare(self, step: int, engine: Engine) -> None:
         """Prepare host memory for saves that continue during the next steps, if there will be any."""
@@ -296,7 +305,7 @@ class Keeper:
         self._saved = step
         if pending.loss is not None:
             self.best = min(self.best, pending.loss)
-        self._folder.prune()
+        self._prune(pending.ends)
         now = time.monotonic()
         times = (now - pending.began, pending.stopped + now - waited)
         took = "took %.2fs, the training paused for %.2fs" % times

@@ -21,13 +21,17 @@ _BYTES = 4  # of a number
 
 
 class Pending(NamedTuple):
-    """A save whose part is being written. ``began`` is its start, ``stopped`` how long the training waited for it."""
+    """A save whose part is being written. ``began`` is its start, ``stopped`` how long the training waited for it.
+
+    ``ends``: the training is over.
+    """
 
     saving: Saving
     loss: Optional[float]
     result: Future[Optional[str]]  # why it failed, or None
     began: float
     stopped: float
+    ends: bool
 
 
 class Copies:
@@ -68,6 +72,10 @@ class Copies:
     def write(self, saving: Saving) -> Future[Optional[str]]:
         """Write them in a thread."""
         return self._writer.submit(saving.write, self._tensors(self._copied))
+
+    def run(self, act: Callable[[], None]) -> Future[None]:
+        """Run a function in the thread that writes, after what it is writing."""
+        return self._writer.submit(act)
 
     def _tensors(self, copied: Any) -> Iterator[torch.Tensor]:
         if copied is not None:

@@ -1,0 +1,76 @@
+"""Training on one GPU beside its peers: every figure with its limits, and the raw lines in a file.
+
+    PYTHON=/path/to/python scripts/bench train [PART...] [--raw train.jsonl]
+
+Parts: ``decoder`` (Llama-3-8B, forward and backward), ``finetune`` (3 B parameters on short instructions, beside
+LLaMA-Factory), ``gpt2`` (GPT-2 XL, with the optimizer), ``tune`` (``plan --tune``). The Python needs torch, and for
+peers transformers, LLaMA-Factory, liger-kernel and torchao: a way whose packages are missing says so. Half an hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+PARTS = {
+    "decoder": ["decoder_gpu.py"],
+    "finetune": ["finetune_gpu.py"],
+    "gpt2": ["lm_gpu.py", "ours", "fp8"],
+    "tune": ["tune_gpu.py"],
+}
+# Part, way, key, what it is, must and aim.
+FIGURES = (
+    ("decoder", "ours", "tokens_s", "Llama-3-8B, 1 x 8192, forward and backward, bf16", 11300, 12000),
+    ("decoder", "ours-fp8", "tokens_s", "the same in fp8", 13500, 14500),
+    ("finetune", "ours", "useful_tokens_s", "fine-tuning of 3.09 B, useful tokens/s", 20000, 26000),
+    ("finetune", "ours-fp8", "useful_tokens_s", "the same in fp8", 20000, 32000),
+    ("tune", "", "median", "plan --tune, median speed-up", 2, 4),
+)
+
+
+def lines_of(part: str, argv: list[str]) -> list[dict[str, Any]]:
+    """Run a program and return the JSON lines that it prints, with the part's name."""
+    program, *words = argv
+    run = subprocess.Popen(
+        [sys.executable, str(HERE / program), *words], stdout=subprocess.PIPE, text=True, encoding="utf-8"
+    )
+    found = []
+    assert run.stdout is not None
+    for line in run.stdout:
+        if line.startswith("{"):
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            found.append({"part": part, **json.loads(line)})
+    if run.wait():
+        found.append({"part": part, "failed": f"{program} exited with {run.returncode}"})
+    return found
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The figures beside their limits, and each peer below."""
+    lines = ["| figure | measured | must | aim |", "|---|---|---|---|"]
+    for part, way, key, what, must, aim in FIGURES:
+        found = [row[key] for row in rows if row["part"] == part and row.get("way", "") == way and key in row]
+        lines.append(f"| {what} | {found[-1] if found else 'not measured'} | {must} | {aim} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[], metavar="PART")
+    parser.add_argument("--raw", type=Path, default=Path("train.jsonl"))
+    given = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for part in given.parts or PARTS:
+        rows += lines_of(part, PARTS[part])
+        given.raw.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    sys.stdout.write(table(rows))
+
+
+if __name__ == "__main__":
+    main()
