@@ -165,8 +165,9 @@ def test_killed_prepare_continues_and_writes_the_same_files(rows, name):
 
 
 def test_other_options_start_a_killed_prepare_anew(rows):
-    argv = ("rows.jsonl", "--field", "body", "--vocabulary", "rows-bpe", "--out", "changed")
+    argv = ("rows.jsonl", "--field", "body", "--vocabulary", "rows-bpe", "--out", "rows-changed")
+    (rows.folder / "killed.py").write_text(KILLED)
     assert rows.run("killed.py", 5, *argv).returncode == 9
     again = rows.run("killed.py", -1, *argv, "--val", 0)
     assert (again.returncode, "continuing" in again.stderr) == (0, False)
-    assert not list((rows.folder / "changed").glob("val-*"))
+    assert not list((rows.folder / "rows-changed").glob("val-*"))

@@ -361,8 +361,16 @@ sys.exit(1 if attempt == 0 else 0)
 
 def test_a_program_that_may_not_resume_is_not_started_over_its_checkpoints(tmp_path):
     runs = Runs(tmp_path, 2)
-    code = SAVE + 'save(3, rank=int(os.environ["CLUSTERCTL_NODE"][1:])); sys.exit(1)'
-    runs.plan(code, restarts=2, backoff=0.1, resume={"output": "out", "known": False}, port=23456)
+    code = """
+import pathlib, time
+rank = int(os.environ["CLUSTERCTL_NODE"][1:])
+save(3, rank=rank)
+pathlib.Path("../saved-%d" % rank).touch()
+while len(list(pathlib.Path("..").glob("saved-*"))) < 2:  # else the first to fail stops the other
+    time.sleep(0.01)
+sys.exit(1)
+"""
+    runs.plan(SAVE + code, restarts=2, backoff=0.1, resume={"output": "out", "known": False}, port=23456)
     end = runs.wait_end()
     assert (end["state"], end["attempt"]) == ("failed", 2)
     assert "has checkpoints, and how the program resumes from one is not known" in end["why"]["text"]
