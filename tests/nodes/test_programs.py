@@ -69,7 +69,7 @@ RUN_CLM = Program(
     prepare="prepare.py",
     typed=(
         *("--", "deepspeed", "--num_gpus=1", "--module", "training.run_clm", "--model_name_or_path", "model"),
-        *("--from_scratch", "--dataset_name", "data/wikitext", "--block_size", "32", "--max_steps", "200"),
+        *("--from_scratch", "--dataset_name", "data/wikitext", "--block_size", "32", "--max_steps", "100"),
         *("--save_steps", "20", "--logging_steps", "1", "--per_device_train_batch_size", "2"),
         *("--gradient_accumulation_steps", "8", "--use_cpu"),
         *("--deepspeed", "ds_config_cpu.json", "--output_dir", "./output"),
@@ -77,7 +77,7 @@ RUN_CLM = Program(
     line=r"'loss': '(?P<loss>[\d.]+)'.*'epoch': '(?P<step>[\d.]+)'",
     last=200,
     saved="checkpoint-{}",
-    newest="checkpoint-200",
+    newest="checkpoint-100",
     fp32=True,
     shown=lambda step: f"{step / 23:.4g}",  # it prints the epoch, of 23 steps
 )

@@ -47,7 +47,7 @@ def test_the_record_and_the_configuration_are_written(tuned):
 def test_nothing_of_the_measurements_is_left(tuned):
     mine, _ = tuned
     shown = json.loads(mine.run("runs", "list", "--json").stdout)
-    assert not [run for run in shown["runs"] if "tune" in run["run"] and run["state"] != "failed"]
+    assert not [run for run in shown["runs"] if run["run"].split("-")[2:-1] == ["tune"] and run["state"] != "failed"]
 
 
 def test_a_second_run_does_not_overwrite_the_first(tuned):
