@@ -75,7 +75,7 @@ RUN_CLM = Program(
         *("--deepspeed", "ds_config_cpu.json", "--output_dir", "./output"),
     ),
     line=r"'loss': '(?P<loss>[\d.]+)'.*'epoch': '(?P<step>[\d.]+)'",
-    last=200,
+    last=100,
     saved="checkpoint-{}",
     newest="checkpoint-100",
     fp32=True,
