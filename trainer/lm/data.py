@@ -228,22 +228,25 @@ def identity(sets: Sequence[DataSet]) -> List[Dict[str, Any]]:
     return found
 
 
+MOST = 1000  # the highest weight
+
+
 def weighed(named: str) -> Tuple[Path, float]:
     """Return the path and the weight of ``PATH`` or ``PATH:WEIGHT``.
 
     Raises:
-        RefusedError: the weight is not more than 0.
+        RefusedError: the weight is not more than 0, or more than 1000.
     """
-    folder, _, weight = named.rpartition(":")
-    if Path(named).is_dir() or not folder:
+    before, _, after = named.rpartition(":")
+    if not before or Path(named).exists():
         return Path(named), 1.0
     try:
-        number = float(weight)
+        weight = float(after)
     except ValueError:
         return Path(named), 1.0
-    if not 0 < number < float("inf"):
-        raise RefusedError("--data %s: the weight must be more than 0" % named)
-    return Path(folder), number
+    if not 0 < weight <= MOST:
+        raise RefusedError("--data %s: the weight must be more than 0 and at most %d" % (named, MOST))
+    return Path(before), weight
 
 
 def _files(folder: Path, split: str) -> List[Path]:

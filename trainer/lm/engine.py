@@ -131,7 +131,7 @@ def creation(config: Config, ranks: Ranks, micro_steps: int) -> Creation:
 
 
 def compile_layers(model: Decoder) -> None:
-    """Compile each layer by itself, and the loss. Hooks around a layer stay outside."""
+    """Compile each layer and the loss, separately. Hooks around a layer stay outside."""
     for layer in model.layers:
         layer.forward = torch.compile(layer.forward)
     model.pieces = torch.compile(loss_and_gradient)

@@ -16,7 +16,7 @@ from typing import Dict, List, Sequence, Tuple
 import numpy as np
 import torch
 
-from trainer.lm import chat, packing, records, tokenized, tokens
+from trainer.lm import chat, data, packing, records, tokenized, tokens
 from trainer.lm.batch import IGNORED, Batch, Layout
 from trainer.lm.errors import RefusedError
 from trainer.lm.tokenized import Tokenized
@@ -168,7 +168,7 @@ def open_data(named: Sequence[str], evaluated: Sequence[str], reading: Reading) 
     held_back: Dict[str, Part] = {}
     highest = 0
     for number, each in enumerate([*named, *evaluated]):
-        path, weight = weighed(each)
+        path, weight = data.weighed(each)
         name = _unique(path.name.partition(".")[0], held_back, [part.source.name for part in train])
         source = tokenized.prepare(records.files_of(path), name, encoding, reading.cache, reading.workers)
         highest = max(highest, source.highest)
@@ -185,36 +185,15 @@ def open_data(named: Sequence[str], evaluated: Sequence[str], reading: Reading) 
     return FineTuningData(reading.block, train, held_back, notes, highest)
 
 
-def check_vocabulary(data: FineTuningData, vocab_size: int, folder: Path) -> None:
+def check_vocabulary(opened: FineTuningData, vocab_size: int, folder: Path) -> None:
     """Compare the tokens of the data with the model's vocabulary.
 
     Raises:
         RefusedError: a token is outside it.
     """
-    if data.highest >= vocab_size:
+    if opened.highest >= vocab_size:
         what = "the data has the token %d, but the model in %s has a vocabulary of %d"
-        raise RefusedError(what % (data.highest, folder, vocab_size), "use the tokenizer.json of this model")
-
-
-def weighed(named: str) -> Tuple[Path, float]:
-    """Return the path and the weight of ``FILE`` or ``FILE:WEIGHT``.
-
-    Raises:
-        RefusedError: the weight is not a number above 0.
-    """
-    before, _, after = named.rpartition(":")
-    if not before or Path(named).exists():
-        return Path(named), 1.0
-    try:
-        weight = float(after)
-    except ValueError:
-        return Path(named), 1.0
-    if not 0 < weight <= MOST:
-        raise RefusedError("--data %s: the weight must be more than 0 and at most %d" % (named, MOST))
-    return Path(before), weight
-
-
-MOST = 1000  # times that a data set is seen in an epoch
+        raise RefusedError(what % (opened.highest, folder, vocab_size), "use the tokenizer.json of this model")
 
 
 def _tokenizer(folder: Path) -> str:

@@ -4,7 +4,7 @@ Matrices have the layout of torch's Linear. Queries, keys and values are one mat
 fewer, larger products. ``families.py`` maps them to the names of Hugging Face. The vocabulary is padded to a multiple
 of 128 rows, which is faster on GPUs; padding rows stay zero and are not used.
 
-A batch may hold documents that must not see each other. ``Borders`` has their ends; attention and positions start anew
+A batch may hold documents that must not see each other. ``Borders`` has their ends; attention and positions start again
 in each of them.
 """
 

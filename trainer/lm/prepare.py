@@ -184,7 +184,7 @@ class Writer:
 
 
 class Journal:
-    """How much of a job is on disk. A job is its texts, vocabulary and options; another job starts anew."""
+    """How much of a job is on disk. A job is its texts, vocabulary and options; another one starts at 0."""
 
     def __init__(self, out: Path, job: Sequence[Any]) -> None:
         self._path = out / JOURNAL
