@@ -11,7 +11,7 @@ from trainer.lm.batch import Batch
 from trainer.lm.config import Config
 from trainer.lm.engine import Plain, make_buckets
 from trainer.lm.log import Watch
-from trainer.lm.model import Decoder
+from trainer.lm.model import Decoder, fill, first_weights
 from trainer.lm.ranks import Ranks
 from trainer.lm.shape import Shape
 
@@ -56,7 +56,7 @@ def trained(name, steps=40):
     """The losses of a training."""
     config = dataclasses.replace(Config(), optimizer=name, weight_decay=0.1)
     model = Decoder(SHAPE)
-    model.start(0)
+    fill(model, first_weights(SHAPE, 0, DEVICE))
     engine = Plain(model, config, Ranks(0, 0, 1, DEVICE), 1, torch.float32, Watch(DEVICE))
     losses = []
     for step in range(steps):
@@ -70,7 +70,7 @@ def muon_apart():
     config = dataclasses.replace(Config(), optimizer="muon", weight_decay=0.1)
     model, plain = Decoder(SHAPE), Decoder(SHAPE)
     for each in (model, plain):
-        each.start(0)
+        fill(each, first_weights(SHAPE, 0, DEVICE))
     engine = Plain(model, config, Ranks(0, 0, 1, DEVICE), 1, torch.float32, Watch(DEVICE))
     cuts = {"attention.qkv.weight": (32, 16, 16), "mlp.up.weight": (48, 48)}
     parts, rest = [], []

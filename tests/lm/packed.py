@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from trainer.lm import chat, finetune, packing, records, tokenized, tokens
+from trainer.lm import chat, finetune, packing, records, sources, tokenized, tokens
 from trainer.lm.batch import IGNORED, Layout
 from trainer.lm.conversations import Conversation
 from trainer.lm.errors import RefusedError
@@ -138,7 +138,8 @@ tell("documents", times=times, lengths=len(lengths), rows=source.plan.rows(1), p
 
 # Evaluations: all samples of a set, once, in step 0
 for name, evaluation in opened.evaluations().items():
-    layouts = [evaluation.whole(rank, 3, 2) for rank in range(3)]
+    evaluated = sources.Evaluated(evaluation, evaluation.batches(2))
+    layouts = [evaluated.layout(rank, 3, 2) for rank in range(3)]
     found = [evaluation.batch(layout, 0, micro) for layout in layouts for micro in range(layout.micro_steps)]
     targets = sum(int((each.targets != IGNORED).sum()) for each in found)
     counted = found[0].count * 3 * layouts[0].micro_steps

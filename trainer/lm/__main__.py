@@ -339,7 +339,7 @@ def mean_loss(engine: Engine, what: Evaluated, batch: int, ranks: Ranks) -> floa
     They do not depend on the number of ranks. Every rank calls the engine equally often, because ZeRO-3 gathers
     weights in every call. Surplus losses are discarded.
     """
-    layout = Layout(ranks.rank, ranks.world, -(-what.batches // ranks.world), batch)
+    layout = what.layout(ranks.rank, ranks.world, batch)
     total = torch.zeros(2, dtype=torch.float64, device=ranks.device)  # losses and targets
     with evaluating(engine.model):
         for micro in range(layout.micro_steps):

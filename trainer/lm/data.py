@@ -30,7 +30,6 @@ from trainer.lm import tokens
 from trainer.lm.batch import Batch, Layout
 from trainer.lm.errors import RefusedError
 
-GPT2 = 50257  # tokens of GPT-2's vocabulary
 SPLITS = ("train", "val")
 _LOOK = 65536  # tokens at each end of a shard to check
 _FIX = "python -m trainer.lm.prepare TEXT --out DIR"
@@ -298,7 +297,7 @@ def _described(folder: Path) -> Tuple[Any, int, Optional[tokens.Tokens], Optiona
     if (folder / "meta.pkl").is_file():
         characters = read_meta(folder / "meta.pkl")
         return np.dtype("<u2"), characters.size, characters, characters.digest
-    return np.dtype("<u2"), GPT2, None, None
+    return np.dtype("<u2"), tokens.GPT2, None, None
 
 
 def check_tokens(sets: Sequence[DataSet]) -> None:

@@ -50,11 +50,9 @@ class Packed:
         """Return the number of steps of some epochs."""
         return packing.steps(self.plan.rows(epochs), global_batch)
 
-    def whole(self, rank: int, world: int, batch: int, most: int = 0) -> Layout:
-        """Return the layout with which step 0 has all rows of an epoch, or ``most`` batches: for an evaluation."""
-        batches = -(-self.plan.rows(1) // batch)
-        batches = min(batches, most) if most else batches
-        return Layout(rank, world, max(1, -(-batches // world)), batch)
+    def batches(self, batch: int) -> int:
+        """Return the number of batches of an epoch."""
+        return -(-self.plan.rows(1) // batch)
 
     def batch(self, layout: Layout, step: int, micro: int) -> Batch:
         """See ``Source``."""

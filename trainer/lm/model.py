@@ -260,10 +260,6 @@ class Decoder(nn.Module):
         self.norm = Norm(shape.n_embd, shape.norm_eps, bias=shape.is_gpt2)
         self.head = None if shape.tied else nn.Linear(shape.n_embd, shape.rows, bias=False)
 
-    def start(self, seed: int) -> None:
-        """Set the initial weights; see ``first_weights``."""
-        fill(self, first_weights(self.shape, seed, self.embed.weight.device))
-
     def compile_whole(self) -> None:
         """Compile all layers as one, and the loss apart: in one graph all gradients were 0 on a GPU with torch 2.11."""
         self._whole = torch.compile(self.hidden)

@@ -27,6 +27,10 @@ class Evaluated:
     batches: int
     weight: float = 1.0
 
+    def layout(self, rank: int, world: int, batch: int) -> Layout:
+        """Return the layout with which step 0 has all batches, and up to one more for each rank."""
+        return Layout(rank, world, -(-self.batches // world), batch)
+
 
 @dataclass(frozen=True)
 class Data:
@@ -130,8 +134,7 @@ def open_chats(config: Config, model: Path) -> Data:
     train = found.packed(config.seed)
     evaluated = {}
     for name, source in found.evaluations().items():
-        every = -(-source.plan.rows(1) // config.batch_size)
-        evaluated[name] = Evaluated(source, min(every, config.eval_iters))
+        evaluated[name] = Evaluated(source, min(source.batches(config.batch_size), config.eval_iters))
     notes = [*found.notes, finetune.report(train)]
     return Data(train, evaluated, found.identity(), chats=found, notes=notes, padding=train.plan.padding())
 

@@ -15,6 +15,7 @@ from trainer.lm.errors import RefusedError
 
 CHARACTERS = "characters.json"
 BPE = "tokenizer.json"
+GPT2 = 50257  # tokens of GPT-2's vocabulary, whose last one ends a text
 END = "<|endoftext|>"  # GPT-2's and Qwen's
 # The token after a document, the first that a vocabulary has: also Llama 3's, Llama 2's, Gemma's and DeepSeek's.
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>")

@@ -20,10 +20,9 @@ from trainer.lm.errors import RefusedError
 from trainer.lm.families import CONFIG, Theirs
 from trainer.lm.model import Named, sizes
 from trainer.lm.shape import Shape
-from trainer.lm.tokens import Tokens
+from trainer.lm.tokens import GPT2, Tokens
 
 DIGEST = "vocabulary_digest"  # in config.json: digest of the vocabulary of the training
-GPT2 = 50257  # tokens of GPT-2's vocabulary, whose last one ends a text
 INDEX = "model.safetensors.index.json"
 # Small files that belong to a model and are kept with it: its tokens, their template, and how to generate text.
 KEPT = (

@@ -24,7 +24,7 @@ FRAMES: Mapping[str, tuple[tuple[str, int, str, str], ...]] = {
         ("/app/src/llamafactory/launcher.py", 19, "launch", "run_exp()"),
         ("/app/src/llamafactory/train/tuner.py", 50, "run_exp", "run_sft(model_args, data_args, training_args)"),
     ),
-    "script": (("/work/train.py", 214, "<module>", "main()"),),
+    "script": (("/job/train.py", 214, "<module>", "main()"),),
     "dataset": (
         ("/app/src/llamafactory/train/sft/workflow.py", 47, "run_sft", "dataset_module = get_dataset(template)"),
         ("/app/src/llamafactory/data/loader.py", 261, "get_dataset", "dataset = _get_merged_dataset(data_args)"),
