@@ -53,9 +53,9 @@ def curve(out: Path) -> list[tuple[float, int, float]]:
     found, seconds = [], 0.0
     for each in records:
         if "ms" in each:
-            seconds += (usual if each["step"] <= WARM else min(each["ms"], 3 * usual)) / 1e3
+            seconds += (usual if each["current_steps"] <= WARM else min(each["ms"], 3 * usual)) / 1e3
         if "eval_loss" in each:
-            found.append((seconds, each["step"], float(each["eval_loss"])))
+            found.append((seconds, each["current_steps"], float(each["eval_loss"])))
     return found
 
 
