@@ -117,6 +117,12 @@ def test_help_shows_every_range_and_every_relation(capsys):
             ["--optimizer", "muon", "--lora-rank", "8", "--init", "x"],
             "--optimizer muon is for whole matrices, not for adapters of --lora-rank 8",
         ),
+        (["--parts", "vision,vision"], "--parts vision,vision: not all, and not some of vision,projector,language"),
+        (
+            ["--parts", "language", "--projector-lr", "1e-3"],
+            "--vision-lr -1.0 (default), --projector-lr 0.001: --parts language freezes this part",
+        ),
+        (["--parts", "vision", "--lora-rank", "8", "--init", "x"], "--parts vision: --lora-rank 8 freezes all weights"),
         (["--profile-steps", "5:2"], "--profile-steps 5:2: not FIRST:LAST, from 1, at most 100 steps"),
         (["--model", "gpt2", "--n-layer", "3"], "--n-layer 3: gpt2 has 12"),
     ],

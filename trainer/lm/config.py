@@ -28,6 +28,7 @@ CHOICES = {
     "dtype": ("auto", "bfloat16", "float16", "float32"),
     "compile": ("auto", "whole", "blocks", "off"),
     "schedule": ("cosine", "linear", "constant", "wsd"),
+    "scale_lr": ("none", "linear", "sqrt"),
     "quantize": ("none", "nf4"),
     "optimizer": ("adamw", "adamw-bf16", "adamw8bit", "muon"),
     "fp8": ("off", "auto", "tensorwise", "rowwise"),
@@ -38,6 +39,7 @@ CHOICES = {
 MOST_PROFILED = 100  # steps: their trace takes megabytes each
 TRAVELS = ("float32", "bfloat16")
 SIZES = ("n_layer", "n_head", "n_embd")
+PARTS = ("vision", "projector", "language")  # of a vision-language model; any other model is all language
 # A resumed training takes these from its own command line: they say where it runs, not what it is.
 PATHS = ("data", "eval_data")  # options with several values
 OWN = ("out", "resume", "device", "allow_changes", "profile", "profile_steps")
@@ -46,6 +48,7 @@ _SIZE = Bound(low=1, high=1 << 20)
 _SIZE_OR_0 = Bound(low=0, high=1 << 20)
 _STEPS = Bound(low=0, high=1 << 40)
 _AVERAGE = Bound(low=0, below=1)
+_RATE_OR_SAME = Bound(above=0, high=1e3, also=(-1,))
 
 
 def _is(default: Any, what: str, bound: Optional[Bound] = None) -> Any:
@@ -100,6 +103,10 @@ class Config:
     epochs: int = _is(0, "conversations: passes over the data; sets max_iters (0: max_iters counts)", _STEPS)
     learning_rate: float = _is(3e-4, "highest learning rate", RATE)
     min_lr: float = _is(-1.0, "final learning rate (-1: a tenth of learning_rate)", Bound(low=0, high=1e3, also=(-1,)))
+    parts: str = _is("all", "vision-language models: the parts to train: projector, or vision,language; or all")
+    vision_lr: float = _is(-1.0, "highest rate of the part vision (-1: learning_rate)", _RATE_OR_SAME)
+    projector_lr: float = _is(-1.0, "highest rate of the part projector (-1: learning_rate)", _RATE_OR_SAME)
+    scale_lr: str = _is("none", "multiply all rates by the number of ranks (linear), or by its square root (sqrt)")
     schedule: str = _is("cosine", "how the learning rate decays; wsd: not until the last steps, see decay_share")
     warmup_iters: int = _is(0, "steps over which the learning rate rises", _STEPS)
     decay_iters: int = _is(0, "step at which min_lr is reached (0: max_iters)", _STEPS)
@@ -166,6 +173,14 @@ def steps_to_profile(text: str) -> Optional[Tuple[int, int]]:
     return (first, last) if 1 <= first <= last < first + MOST_PROFILED else None
 
 
+def trained_parts(text: str) -> Tuple[str, ...]:
+    """Return the parts that ``--parts`` names, or none if it is not valid."""
+    if text == "all":
+        return PARTS
+    named = text.split(",")
+    return tuple(named) if set(named) <= set(PARTS) and len(set(named)) == len(named) else ()
+
+
 @dataclass(frozen=True)
 class Relation:
     """A rule between options: ``rule`` for ``--help``, ``error`` with options in braces, and ``fix``, what to type."""
@@ -196,6 +211,24 @@ RELATIONS = (
         "min_lr is at most learning_rate",
         lambda c: c.min_lr <= c.learning_rate,
         "{min_lr} must be at most {learning_rate}",
+    ),
+    Relation(
+        "parts is all, or some of vision, projector and language",
+        lambda c: bool(trained_parts(c.parts)),
+        "{parts}: not all, and not some of %s" % ",".join(PARTS),
+        "--parts projector, or --parts vision,projector,language",
+    ),
+    Relation(
+        "vision_lr and projector_lr need their part among parts",
+        lambda c: all(getattr(c, each + "_lr") < 0 or each in trained_parts(c.parts) for each in PARTS[:2]),
+        "{vision_lr}, {projector_lr}: {parts} freezes this part",
+        "add the part to --parts, or remove its rate",
+    ),
+    Relation(
+        "parts other than all need lora_rank 0",
+        lambda c: c.parts == "all" or not c.lora_rank,
+        "{parts}: {lora_rank} freezes all weights but its adapters",
+        "--parts all, or --lora-rank 0",
     ),
     Relation(
         "patience needs an eval_interval",

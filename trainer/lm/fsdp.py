@@ -11,7 +11,7 @@ not fit on one device.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Optional, Tuple, cast
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, cast
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from trainer.lm import parts
 from trainer.lm.batch import Batch
-from trainer.lm.checkpoint import KINDS, Piece, Reader
+from trainer.lm.checkpoint import FROZEN, KINDS, Piece, Reader
 from trainer.lm.config import Config
 from trainer.lm.engine import DTYPES, Scale, compile_layers, run
 from trainer.lm.log import Watch
@@ -85,15 +86,15 @@ class Fsdp:
         self._clip = config.grad_clip
         self._coalesces = config.coalesce
         self._sharded = dict(model.named_parameters())  # during a step modules have whole parameters instead
-        self._adam = self._make_optimizer(config)
+        factors = parts.factors(model, config)
+        self._trained = {name: self._sharded[name] for name in factors}
+        self._adam = self._make_optimizer(config, factors)
 
-    def _make_optimizer(self, config: Config) -> torch.optim.AdamW:
-        matrices = [each for each in self._sharded.values() if each.dim() >= 2]
-        vectors = [each for each in self._sharded.values() if each.dim() < 2]
-        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    def _make_optimizer(self, config: Config, factors: Mapping[str, float]) -> torch.optim.AdamW:
+        groups = parts.groups(self._trained, factors, config.weight_decay, lambda name: self._trained[name].dim())
         betas = (config.beta1, config.beta2)
         adam = torch.optim.AdamW(groups, config.learning_rate, betas, config.epsilon, fused=True)
-        for each in self._sharded.values():
+        for each in self._trained.values():
             averages = {key: torch.zeros_like(each) for key in KINDS[1:]}
             adam.state[each] = dict(averages, step=torch.zeros((), device=each.device))
         return adam
@@ -118,7 +119,7 @@ class Fsdp:
 
     def step(self, rate: float) -> torch.Tensor:
         """See ``Engine``. The norm is that before clipping."""
-        found = [_rows(each.grad)[1] for each in self._sharded.values() if each.grad is not None]
+        found = [_rows(each.grad)[1] for each in self._trained.values() if each.grad is not None]
         mine = [each for each in found if each.numel()]  # a rank may have no row of a small parameter
         with self._watch.part("optimizer"):
             squares = torch.zeros((), device=self._ranks.device)
@@ -135,7 +136,7 @@ class Fsdp:
                 if mine:
                     torch._foreach_mul_(mine, factor.to(mine[0].device))
                 for group in self._adam.param_groups:
-                    group["lr"] = rate
+                    group["lr"] = rate * group["factor"]
                 self._adam.step()
                 self.updates += 1
             self._adam.zero_grad()
@@ -146,14 +147,15 @@ class Fsdp:
         found = []
         for name, parameter in self._sharded.items():
             start, mine = _rows(parameter)
+            kinds = KINDS if name in self._trained else FROZEN
             if mine.numel():
-                found.append(Piece(name, start * (parameter.numel() // len(parameter)), mine.numel()))
+                found.append(Piece(name, start * (parameter.numel() // len(parameter)), mine.numel(), kinds))
         return found
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """See ``Engine``."""
         for piece in self.pieces():
-            for kind in KINDS:
+            for kind in piece.kinds:
                 yield self._numbers(piece, kind)
 
     def _numbers(self, piece: Piece, kind: str) -> torch.Tensor:
@@ -164,8 +166,8 @@ class Fsdp:
     def load(self, reader: Reader, updates: Optional[int]) -> None:
         """See ``Engine``."""
         for piece in self.pieces():
-            for kind in KINDS if updates is not None else KINDS[:1]:
-                self._numbers(piece, kind).copy_(reader.read(kind, *piece))
+            for kind in piece.kinds if updates is not None else KINDS[:1]:
+                self._numbers(piece, kind).copy_(reader.piece(kind, piece))
         for state in self._adam.state.values():
             state["step"].fill_(updates or 0)
         self.updates = updates or 0

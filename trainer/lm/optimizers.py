@@ -71,7 +71,11 @@ class AdamW:
     def __init__(self, config: Config, buckets: Sequence[Bucket]) -> None:
         self._buckets = buckets
         groups = [
-            {"params": [bucket.weight], "weight_decay": config.weight_decay if bucket.decays else 0.0}
+            {
+                "params": [bucket.weight],
+                "weight_decay": config.weight_decay if bucket.decays else 0.0,
+                "factor": bucket.factor,
+            }
             for bucket in buckets
         ]
         for bucket in buckets:
@@ -85,7 +89,7 @@ class AdamW:
     def step(self, rate: float) -> None:
         """See ``Optimizer``."""
         for group in self._adam.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         self._adam.step()
 
     def read(self, bucket: Bucket, kind: str, start: int, numel: int) -> torch.Tensor:
@@ -227,15 +231,19 @@ class SmallAdamW:
         config = self._config
         betas = (config.beta1, config.beta2)
         unbiased = (1 - betas[0] ** self._updates, math.sqrt(1 - betas[1] ** self._updates))
-        decayed = (1.0, 1 - rate * config.weight_decay)
-        numbers = [(kept, rate / unbiased[0], unbiased[1], config.epsilon) for kept in decayed]
+        kinds = sorted({(bucket.decays, bucket.factor) for bucket in self._buckets})
+        numbers = [
+            (1 - rate * times * config.weight_decay * decays, rate * times / unbiased[0], unbiased[1], config.epsilon)
+            for decays, times in kinds
+        ]
         factors = torch.tensor(numbers).to(self._buckets[0].weight.device)
         for bucket in self._buckets:
+            mine = factors[kinds.index((bucket.decays, bucket.factor))]
             weight, gradient = (each.view(-1, BLOCK) for each in (bucket.weight, bucket.mine(bucket.gradient)))
             for start in range(0, len(weight), _CHUNK):
                 part = slice(start, start + _CHUNK)
                 averages = [_part(held, part) for held in self._held[id(bucket)]]
-                self._update(self._bits, weight[part], gradient[part], averages, betas, factors[int(bucket.decays)])
+                self._update(self._bits, weight[part], gradient[part], averages, betas, mine)
 
     def read(self, bucket: Bucket, kind: str, start: int, numel: int) -> torch.Tensor:
         """See ``Optimizer``."""
@@ -292,6 +300,7 @@ class Muon:
         self._adam = AdamW(config, [bucket for bucket in buckets if bucket not in hidden])
         self._momentum = {id(bucket): torch.zeros_like(bucket.weight) for bucket in hidden}
         found: List[Tuple[nn.Parameter, torch.Tensor]] = []
+        groups: Dict[float, List[nn.Parameter]] = {}  # by the factor of their rate
         for bucket in hidden:
             for slot in bucket.slots:
                 whole = slice(slot.start, slot.start + slot.numel)
@@ -303,16 +312,17 @@ class Muon:
                     parameter = nn.Parameter(weight[part])  # a view: Muon updates the bucket
                     parameter.grad = gradient[part]
                     found.append((parameter, momentum[part]))
-        parameters = [parameter for parameter, _ in found]
+                    groups.setdefault(bucket.factor, []).append(parameter)
+        params = [{"params": each, "factor": times} for times, each in groups.items()]
         more = {"weight_decay": config.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
-        self._muon = torch.optim.Muon(parameters, config.learning_rate, **more)
+        self._muon = torch.optim.Muon(params, config.learning_rate, **more)
         for parameter, momentum in found:
             self._muon.state[parameter]["momentum_buffer"] = momentum
 
     def step(self, rate: float) -> None:
         """See ``Optimizer``."""
         for group in self._muon.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         self._muon.step()
         self._adam.step(rate)
 

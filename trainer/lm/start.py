@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
-from trainer.lm import checkpoint, config, engine, families, finetune, fp8, lora, sources, tokens, weights
+from trainer.lm import checkpoint, config, engine, families, finetune, fp8, lora, parts, sources, tokens, weights
 from trainer.lm.batch import Layout
 from trainer.lm.checkpoint import Checkpoint
 from trainer.lm.config import OWN, SIZES, Config, UserOptions, option
@@ -60,6 +60,12 @@ class Start:
     data: Optional[List[Dict[str, Any]]] = None
     kept: Mapping[str, bytes] = field(default_factory=dict)
     base: Optional[lora.Base] = None
+
+    def first_world(self, world: int) -> int:
+        """Return the number of ranks on which the training started, now that it runs on ``world``."""
+        if not self.resumed:
+            return world
+        return self.resumed.state.first_world or self.resumed.state.world
 
 
 def find(options: UserOptions) -> Source:
@@ -288,7 +294,7 @@ def _check_init(options: UserOptions, before: str, name: str) -> None:
         raise RefusedError(what, "remove --init; or remove --resume and use another --out")
 
 
-_FIXED = ("lora_rank", "lora_alpha", "lora_targets", "lora_rslora", "quantize")
+_FIXED = ("parts", "lora_rank", "lora_alpha", "lora_targets", "lora_rslora", "quantize")
 
 
 def _check_same(config: Config, before: Mapping[str, Any], name: str) -> None:
@@ -374,7 +380,7 @@ def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> 
     The engine loads and shards the weights of a checkpoint.
 
     Raises:
-        RefusedError: the weights or DeepSpeed are missing.
+        RefusedError: the weights or DeepSpeed are missing, or the model lacks a configured part.
     """
     if start.base:
         dtype = engine.dtype_for(config, ranks.device)
@@ -382,6 +388,7 @@ def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> 
     how = engine.creation(config, ranks, micro_steps)
     with how.context:
         model = Decoder(start.shape, config.dropout, config.checkpointing)
+    parts.freeze(model, config, engine.dtype_for(config, ranks.device))
     how.shard(model)
     if start.folder:
         fill(model, weights.read(start.shape, start.folder), how.put)
