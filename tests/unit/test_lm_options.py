@@ -106,13 +106,18 @@ def test_help_shows_every_range_and_every_relation(capsys):
         (["--deepspeed-config", "x"], "--deepspeed-config x needs DeepSpeed, not --engine plain (default)"),
         (
             ["--lora-rank", "8", "--init", "x", "--engine", "zero2"],
-            "--lora-rank 8 needs the engine plain, not --engine",
+            "--lora-rank 8 needs the engine plain or fsdp, not --engine",
         ),
         (["--lora-rank", "8"], "--lora-rank 8: adapters need a trained model, not --init scratch (default)"),
         (["--quantize", "nf4"], "--quantize nf4: only frozen weights can have 4 bits, but --lora-rank 0 (default)"),
-        (["--fp8", "auto", "--engine", "zero1"], "--fp8 auto needs the engine plain and all weights trained, not"),
+        (
+            ["--quantize", "nf4", "--lora-rank", "8", "--init", "x", "--engine", "fsdp"],
+            "--quantize nf4: weights in 4 bits are whole on each rank, but --engine fsdp shards them",
+        ),
+        (["--fp8", "auto", "--engine", "zero1"], "--fp8 auto needs the engine plain or fsdp, and all weights trained,"),
         (["--fp8", "auto", "--compile", "off"], "--fp8 auto needs a compiled model in bfloat16, not --compile off"),
-        (["--optimizer", "muon", "--engine", "zero1"], "--optimizer muon needs the engine plain, not --engine zero1"),
+        (["--optimizer", "muon", "--engine", "zero1"], "--optimizer muon needs the engine plain or fsdp, not --engine"),
+        (["--optimizer", "muon", "--engine", "fsdp"], "--optimizer muon needs whole matrices, but --engine fsdp"),
         (
             ["--optimizer", "muon", "--lora-rank", "8", "--init", "x"],
             "--optimizer muon is for whole matrices, not for adapters of --lora-rank 8",

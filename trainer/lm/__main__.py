@@ -66,9 +66,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     keeper = Keeper(config, group, folder, log)
     log.phase("loading")
     origin = start.with_base(origin, config, source)
-    model = start.make_model(origin, config, group, micro_steps)
-    for line in start.convert(model, config, group):
-        log.say(line)
+    model = start.make_model(origin, config, group, micro_steps, log.say)
 
     # Engine
     watch = Watch(device)

@@ -117,8 +117,8 @@ class Config:
     epsilon: float = _is(1e-8, "of AdamW", Bound(above=0, high=1))
     optimizer: str = _is(
         "adamw",
-        "plain: adamw-bf16 and adamw8bit keep AdamW's averages in 16 and 8 bits; "
-        "muon for the layers' matrices, AdamW for the rest",
+        "plain, fsdp: adamw-bf16 and adamw8bit keep AdamW's averages in 16 and 8 bits; "
+        "plain: muon for the layers' matrices, AdamW for the rest",
     )
     grad_clip: float = _is(1.0, "largest gradient norm (0: no limit)", Bound(low=0, high=1e9))
 
@@ -152,7 +152,9 @@ class Config:
         "recompute activations in the backward pass; selective: all but products, a few percent slower; "
         "full: the least memory, a third slower",
     )
-    fp8: str = _is("off", "plain: fp8 where it is faster, with one recipe of torchao or the best (auto); Ada or Hopper")
+    fp8: str = _is(
+        "off", "plain, fsdp: fp8 where it is faster, with one recipe of torchao or the best (auto); Ada or Hopper"
+    )
     reduce_dtype: str = field(
         default="float32",
         metadata={"help": "plain, fsdp: data type of sent gradients; bfloat16 halves the bytes", "choices": TRAVELS},
@@ -280,9 +282,9 @@ RELATIONS = (
         "--engine plain, or --reduce-dtype float32",
     ),
     Relation(
-        "lora_rank needs the engine plain",
-        lambda c: not c.lora_rank or c.engine == "plain",
-        "{lora_rank} needs the engine plain, not {engine}",
+        "lora_rank needs the engine plain or fsdp",
+        lambda c: not c.lora_rank or c.engine in ("plain", "fsdp"),
+        "{lora_rank} needs the engine plain or fsdp, not {engine}",
         "--engine plain, or --lora-rank 0",
     ),
     Relation(
@@ -298,9 +300,15 @@ RELATIONS = (
         "--lora-rank 16, or --quantize none",
     ),
     Relation(
-        "fp8 needs the engine plain and lora_rank 0",
-        lambda c: c.fp8 == "off" or (c.engine == "plain" and not c.lora_rank),
-        "{fp8} needs the engine plain and all weights trained, not {engine} {lora_rank}",
+        "quantize needs the engine plain",
+        lambda c: c.quantize == "none" or c.engine == "plain",
+        "{quantize}: weights in 4 bits are whole on each rank, but {engine} shards them",
+        "--engine plain, or --quantize none",
+    ),
+    Relation(
+        "fp8 needs the engine plain or fsdp, and lora_rank 0",
+        lambda c: c.fp8 == "off" or (c.engine in ("plain", "fsdp") and not c.lora_rank),
+        "{fp8} needs the engine plain or fsdp, and all weights trained, not {engine} {lora_rank}",
         "--engine plain --lora-rank 0, or --fp8 off",
     ),
     Relation(
@@ -310,9 +318,15 @@ RELATIONS = (
         "--compile auto --dtype auto, or --fp8 off",
     ),
     Relation(
-        "an optimizer other than adamw needs the engine plain",
-        lambda c: c.optimizer == "adamw" or c.engine == "plain",
-        "{optimizer} needs the engine plain, not {engine}",
+        "an optimizer other than adamw needs the engine plain or fsdp",
+        lambda c: c.optimizer == "adamw" or c.engine in ("plain", "fsdp"),
+        "{optimizer} needs the engine plain or fsdp, not {engine}",
+        "--engine plain, or --optimizer adamw",
+    ),
+    Relation(
+        "optimizer muon needs the engine plain",
+        lambda c: c.optimizer != "muon" or c.engine != "fsdp",
+        "{optimizer} needs whole matrices, but {engine} shards them",
         "--engine plain, or --optimizer adamw",
     ),
     Relation(

@@ -304,7 +304,8 @@ class Plain:
                     bucket.mine(bucket.gradient).copy_(bucket.mine(whole))
             self._reduced.clear()
         with self._watch.part("optimizer"):
-            mine = [bucket.mine(bucket.gradient) for bucket in self._buckets]
+            assert self._next == len(self._buckets), "a trained parameter got no gradient in this step"
+            mine = [bucket.reduced for bucket in self._buckets]
             squares = torch.stack(torch._foreach_norm(mine)).square().sum()  # noqa: SLF001 - what clip_grad_norm_ uses
         if self._ranks.world > 1:
             with self._watch.part("communication"):
@@ -404,6 +405,11 @@ class Bucket:
     def mine(self, flat: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of a buffer."""
         return flat[self.start : self.stop]
+
+    @property
+    def reduced(self) -> torch.Tensor:
+        """This rank's share of the gradients, after the last micro-step."""
+        return self.mine(self.gradient)
 
     def pieces(self) -> Iterator[Tuple[Piece, int]]:
         """Yield the pieces that this rank owns and their offsets in its share."""
