@@ -46,7 +46,7 @@ def ours(way: str, shape: Any, tokens: int) -> tuple[Any, Callable[..., Any], di
     notes: dict[str, Any] = {}
     if recipe == "auto":
         choices = fp8.convert(model, recipe, tokens, device)
-        notes["fp8"] = fp8.described(choices)
+        notes["fp8"] = [fp8.described(choice) for choice in choices]
     elif recipe:
         fp8._replace(model, {n for n, m in model.named_modules() if n.startswith("layers.")}, recipe)
     for layer in model.layers:

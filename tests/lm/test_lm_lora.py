@@ -74,17 +74,41 @@ def test_a_resume_is_exact(trained, gpt):
 
 def test_two_ranks_share_the_adapters(trained, gpt):
     _, adapted, *_ = trained
-    two, more = gpt.session(
+    whole = [*LORA, "--global-batch", "8", "--batch-size", "4", "--max-iters", "12"]
+    two, sharded, plain, fsdp, more = gpt.session(
         [
-            ["--out", "two", *LORA, "--global-batch", "8", "--batch-size", "4", "--max-iters", "12"],
+            ["--out", "two", *whole, "--save-interval", "6"],
+            ["--out", "two-fsdp", *whole, "--save-interval", "6", "--engine", "fsdp"],
+            ["--out", "two-fsdp>plain", "--resume", "two-fsdp/iter_6", "--max-iters", "12", "--engine", "plain"],
+            ["--out", "two>fsdp", "--resume", "two/iter_6", "--max-iters", "12", "--engine", "fsdp"],
             ["--out", "adapted", "--resume", "latest", "--max-iters", "15"],
         ],
         ranks=2,
     )
-    assert two.refused is more.refused is None
+    assert two.refused is sharded.refused is more.refused is None
     for step, loss in two.losses.items():
         assert loss == pytest.approx(adapted.losses[step], abs=2e-3)
+    for key in ("loss", "grad_norm", "eval_loss"):
+        assert sharded.records(key) == pytest.approx(two.records(key), rel=1e-5)
+    for resumed in (plain, fsdp):
+        assert resumed.losses == pytest.approx({step: two.losses[step] for step in range(7, 13)}, rel=1e-5)
     assert max(more.losses) == 15
+
+
+def test_sharded_adapters_train_a_base_in_sixteen_bits(trained, gpt):
+    assert trained
+    options = [*LORA, "--dtype", "bfloat16", "--lora-targets", "c_fc,c_attn"]
+    plain, fsdp, again = gpt.session(
+        [
+            ["--out", "bfloat16", *options],
+            ["--out", "bfloat16-fsdp", *options, "--engine", "fsdp", "--offload", "all"],
+            ["--out", "bfloat16-fsdp-again", "--resume", "bfloat16-fsdp/iter_3"],
+        ],
+        ranks=2,
+    )
+    assert fsdp.losses == pytest.approx(plain.losses, abs=3e-3)
+    assert again.losses == {step: fsdp.losses[step] for step in (4, 5, 6)}
+    gpt.program("export", "bfloat16-fsdp/latest", "bfloat16-merged")
 
 
 def test_it_is_sampled_and_exported_with_its_base(trained, gpt):

@@ -1,4 +1,4 @@
-"""The optimizers of the plain engine: what they compute, exact resumes, and what several ranks make of them."""
+"""The optimizers: what they compute, exact resumes, and what several ranks and sharded parameters make of them."""
 
 import json
 
@@ -73,6 +73,35 @@ def test_several_ranks_have_the_same_losses_and_refuse_muon(halves, gpt):
         alone = json.loads((halves / f"{name} whole/trainer_log.jsonl").read_text().splitlines()[-2])
         assert run.losses[8] == pytest.approx(alone["loss"], abs=5e-3)
     assert found[2].refused["what"] == "--optimizer muon needs whole matrices on one rank, not 2 ranks"
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_sharded_parameters_have_the_same_losses_and_resume_exactly(gpt, name):
+    """Its rows have 44 numbers, so few shares are whole blocks."""
+    model = {"model_type": "qwen3", "vocab_size": 22, "hidden_size": 44, "intermediate_size": 37, "head_dim": 4}
+    model |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model |= {"max_position_embeddings": 64, "tie_word_embeddings": False}
+    folder = gpt.folder / f"qwen {name}"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(model))
+    fixed = ["--data", "first", "--model", folder.name, "--block-size", "32", "--batch-size", "4", "--keep", "0"]
+    fixed += ["--eval-interval", "4", "--max-iters", "8", "--learning-rate", "1e-2", "--trackers", "none"]
+    fixed += ["--optimizer", name]
+    plain, fsdp, again, crossed = gpt.session(
+        [
+            [*fixed, "--out", f"{name} plain"],
+            [*fixed, "--out", f"{name} fsdp", "--engine", "fsdp"],
+            ["--data", "first", "--out", f"{name} again", "--resume", f"{name} fsdp/iter_4"],
+            ["--data", "first", "--out", f"{name} crossed", "--resume", f"{name} plain/iter_4", "--engine", "fsdp"],
+        ],
+        ranks=2,
+        tiny=False,
+    )
+    assert fsdp.losses == pytest.approx(plain.losses, abs=2e-5 if name == "adamw-bf16" else 5e-3)
+    assert again.losses == {step: fsdp.losses[step] for step in (5, 6, 7, 8)}
+    stored = [sorted((run.out / "iter_8").glob("part-*")) for run in (fsdp, again)]
+    assert [path.read_bytes() for path in stored[0]] == [path.read_bytes() for path in stored[1]]
+    assert crossed.losses == pytest.approx({step: plain.losses[step] for step in (5, 6, 7, 8)}, abs=5e-3)
 
 
 def test_another_adamw_resumes_it_but_not_muon(halves, gpt):

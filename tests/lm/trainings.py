@@ -57,12 +57,12 @@ class Trainings:
     def train(self, *argv, ranks=1, **options):
         return self.run("-m", "trainer.lm", *TINY, *argv, ranks=ranks, **options)
 
-    def session(self, runs, ranks=1, tiny=True, typed=False):
+    def session(self, runs, ranks=1, tiny=True, typed=False, program="session.py"):
         """Several trainings in the same processes, each ``TINY`` with other options; a ``Run`` for each."""
         reported = [[*(TINY if tiny else ()), *map(str, argv)] for argv in runs]
         path = self.folder / f"session-{len(list(self.folder.glob('session-*')))}.json"
         path.write_text(json.dumps(reported))
-        result = self.run(HERE / "session.py", path, ranks=ranks, typed=typed)
+        result = self.run(HERE / program, path, ranks=ranks, typed=typed)
         assert result.returncode == 0, result.stdout + result.stderr
         found = []
         for line in result.stdout.splitlines():

@@ -19,7 +19,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 
-from trainer.lm import checkpoint, ranks, sources, start
+from trainer.lm import checkpoint, parts, ranks, sources, start
 from trainer.lm.batch import IGNORED, Layout
 from trainer.lm.checkpoint import Checkpoint, Folder, State
 from trainer.lm.config import Config, accumulation, read
@@ -66,9 +66,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     keeper = Keeper(config, group, folder, log)
     log.phase("loading")
     origin = start.with_base(origin, config, source)
-    model = start.make_model(origin, config, group, micro_steps)
-    for line in start.convert(model, config, group):
-        log.say(line)
+    model = start.make_model(origin, config, group, micro_steps, log.say)
 
     # Engine
     watch = Watch(device)
@@ -98,6 +96,11 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
         + "(%d x %d ranks x %d micro-steps)" % (config.batch_size, world, micro_steps)
     )
 
+    first_world = origin.first_world(world)
+    for line in parts.described(model, config, first_world):
+        log.say(line)
+    scale = parts.scale(config, first_world)
+
     # A step's figures are read one step later, so that the GPU can start the next step in the meantime.
     def report_step(lap: Any, gathered: torch.Tensor, number: int, rate: float) -> int:
         lap.wait()  # the figures have arrived as well
@@ -118,7 +121,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     log.phase("training")
     with fastest_attention(device), Feed(opened.train, layout, device, step) as feed:
         while step < config.max_iters and not why:
-            rate = learning_rate(config, step)
+            rate = scale * learning_rate(config, step)
             if config.dropout or config.lora_dropout:  # a resumed training drops the same activations
                 torch.manual_seed(((config.seed * 1_000_003 + step) * 65_537 + group.rank) % 2**64)
             watch.begin()
@@ -252,6 +255,7 @@ class Keeper:
             loss=loss,
             data=start.data,
             base=start.base.record if start.base else None,
+            first_world=start.first_world(self._ranks.world),
         )
         saving = self._folder.begin(state, engine.pieces(), start.vocabulary, names, start.kept)
         if ends or self._copies is None:
@@ -317,7 +321,7 @@ def learning_rate(config: Config, step: int) -> float:
 
     ``cosine`` and ``linear`` fall from the end of the warmup to ``decay_iters``. ``wsd`` (warmup, stable, decay; arXiv
     2404.06395) stays at the highest rate, and falls linearly over the last ``decay_share`` of these steps. A training
-    can then be resumed from its stable part with more steps.
+    can then be resumed from its stable part with more steps. ``--scale-lr`` and parts of a model multiply the result.
     """
     if step < config.warmup_iters:
         return config.learning_rate * (step + 1) / config.warmup_iters

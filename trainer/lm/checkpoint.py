@@ -14,8 +14,9 @@ clusterctl's agent knows this layout: ``iter_N`` counts when it contains ``compl
 one rank renames and removes files for all of them. On private disks each node has the files of its own ranks, and rank
 0's node has ``complete.json``.
 
-A *piece* is a range of one flattened parameter: its fp32 weights and AdamW's two averages. A reader combines the pieces
-that it needs, so any number of ranks and any engine can read a checkpoint.
+A *piece* is a range of one flattened parameter: its fp32 weights and AdamW's two averages, or the weights alone if the
+parameter is frozen. A reader combines the pieces that it needs, so any number of ranks and any engine can read a
+checkpoint.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class State:
 
     ``loss`` is the loss of the evaluation at this step, or None. ``best_loss`` is the lowest so far, whether or not its
     step was saved. ``data`` identifies the data sets, see ``data.identity``. ``base`` is the model that the tensors are
-    adapters of, see ``lora.Base``; None: they are a whole model.
+    adapters of, see ``lora.Base``; None: they are a whole model. ``first_world`` is the number of ranks at the start of
+    the training, which ``--scale-lr`` counts; None: ``world``.
     """
 
     step: int
@@ -85,6 +87,7 @@ class State:
     loss: Optional[float] = None
     data: Optional[List[Dict[str, Any]]] = None
     base: Optional[Dict[str, str]] = None
+    first_world: Optional[int] = None
 
     @property
     def samples(self) -> int:
@@ -407,19 +410,23 @@ def _remove(path: Path) -> None:
 
 
 KINDS = ("weight", "exp_avg", "exp_avg_sq")
+FROZEN = KINDS[:1]
 
 
 class Piece(NamedTuple):
-    """``numel`` numbers of a parameter, starting at number ``start``."""
+    """``numel`` numbers of a parameter, starting at number ``start``, of each of ``kinds``."""
 
     name: str
     start: int
     numel: int
+    kinds: Tuple[str, ...] = KINDS
 
 
 def entries(pieces: Iterable[Piece]) -> List[Entry]:
     """Return the entries of a file of these pieces, in the order in which an engine yields the tensors."""
-    return [Entry("%s/%s@%d" % (kind, piece.name, piece.start), (piece.numel,)) for piece in pieces for kind in KINDS]
+    return [
+        Entry("%s/%s@%d" % (kind, piece.name, piece.start), (piece.numel,)) for piece in pieces for kind in piece.kinds
+    ]
 
 
 class _StoredPiece(NamedTuple):
@@ -477,6 +484,14 @@ class Reader:
             what = "%s has only %d of %d numbers of %s" % (self._folder, count, numel, name)
             raise RefusedError(what, "check the model's sizes, and copy the files of the other nodes")
         return out
+
+    def piece(self, kind: str, piece: Piece) -> torch.Tensor:
+        """Read a piece's numbers of one kind.
+
+        Raises:
+            RefusedError: see ``read``.
+        """
+        return self.read(kind, piece.name, piece.start, piece.numel)
 
     def whole(self, name: str, size: torch.Size) -> torch.Tensor:
         """Read all weights of a parameter.

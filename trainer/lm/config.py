@@ -28,6 +28,7 @@ CHOICES = {
     "dtype": ("auto", "bfloat16", "float16", "float32"),
     "compile": ("auto", "whole", "blocks", "off"),
     "schedule": ("cosine", "linear", "constant", "wsd"),
+    "scale_lr": ("none", "linear", "sqrt"),
     "quantize": ("none", "nf4"),
     "optimizer": ("adamw", "adamw-bf16", "adamw8bit", "muon"),
     "fp8": ("off", "auto", "tensorwise", "rowwise"),
@@ -38,6 +39,7 @@ CHOICES = {
 MOST_PROFILED = 100  # steps: their trace takes megabytes each
 TRAVELS = ("float32", "bfloat16")
 SIZES = ("n_layer", "n_head", "n_embd")
+PARTS = ("vision", "projector", "language")  # of a vision-language model; any other model is all language
 # A resumed training takes these from its own command line: they say where it runs, not what it is.
 PATHS = ("data", "eval_data")  # options with several values
 OWN = ("out", "resume", "device", "allow_changes", "profile", "profile_steps")
@@ -46,6 +48,7 @@ _SIZE = Bound(low=1, high=1 << 20)
 _SIZE_OR_0 = Bound(low=0, high=1 << 20)
 _STEPS = Bound(low=0, high=1 << 40)
 _AVERAGE = Bound(low=0, below=1)
+_RATE_OR_SAME = Bound(above=0, high=1e3, also=(-1,))
 
 
 def _is(default: Any, what: str, bound: Optional[Bound] = None) -> Any:
@@ -100,6 +103,10 @@ class Config:
     epochs: int = _is(0, "conversations: passes over the data; sets max_iters (0: max_iters counts)", _STEPS)
     learning_rate: float = _is(3e-4, "highest learning rate", RATE)
     min_lr: float = _is(-1.0, "final learning rate (-1: a tenth of learning_rate)", Bound(low=0, high=1e3, also=(-1,)))
+    parts: str = _is("all", "vision-language models: the parts to train: projector, or vision,language; or all")
+    vision_lr: float = _is(-1.0, "highest rate of the part vision (-1: learning_rate)", _RATE_OR_SAME)
+    projector_lr: float = _is(-1.0, "highest rate of the part projector (-1: learning_rate)", _RATE_OR_SAME)
+    scale_lr: str = _is("none", "multiply all rates by the number of ranks (linear), or by its square root (sqrt)")
     schedule: str = _is("cosine", "how the learning rate decays; wsd: not until the last steps, see decay_share")
     warmup_iters: int = _is(0, "steps over which the learning rate rises", _STEPS)
     decay_iters: int = _is(0, "step at which min_lr is reached (0: max_iters)", _STEPS)
@@ -110,8 +117,8 @@ class Config:
     epsilon: float = _is(1e-8, "of AdamW", Bound(above=0, high=1))
     optimizer: str = _is(
         "adamw",
-        "plain: adamw-bf16 and adamw8bit keep AdamW's averages in 16 and 8 bits; "
-        "muon for the layers' matrices, AdamW for the rest",
+        "plain, fsdp: adamw-bf16 and adamw8bit keep AdamW's averages in 16 and 8 bits; "
+        "plain: muon for the layers' matrices, AdamW for the rest",
     )
     grad_clip: float = _is(1.0, "largest gradient norm (0: no limit)", Bound(low=0, high=1e9))
 
@@ -145,7 +152,9 @@ class Config:
         "recompute activations in the backward pass; selective: all but products, a few percent slower; "
         "full: the least memory, a third slower",
     )
-    fp8: str = _is("off", "plain: fp8 where it is faster, with one recipe of torchao or the best (auto); Ada or Hopper")
+    fp8: str = _is(
+        "off", "plain, fsdp: fp8 where it is faster, with one recipe of torchao or the best (auto); Ada or Hopper"
+    )
     reduce_dtype: str = field(
         default="float32",
         metadata={"help": "plain, fsdp: data type of sent gradients; bfloat16 halves the bytes", "choices": TRAVELS},
@@ -164,6 +173,14 @@ def steps_to_profile(text: str) -> Optional[Tuple[int, int]]:
     found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
     first, last = (int(found[1]), int(found[2])) if found else (0, 0)
     return (first, last) if 1 <= first <= last < first + MOST_PROFILED else None
+
+
+def trained_parts(text: str) -> Tuple[str, ...]:
+    """Return the parts that ``--parts`` names, or none if it is not valid."""
+    if text == "all":
+        return PARTS
+    named = text.split(",")
+    return tuple(named) if set(named) <= set(PARTS) and len(set(named)) == len(named) else ()
 
 
 @dataclass(frozen=True)
@@ -196,6 +213,24 @@ RELATIONS = (
         "min_lr is at most learning_rate",
         lambda c: c.min_lr <= c.learning_rate,
         "{min_lr} must be at most {learning_rate}",
+    ),
+    Relation(
+        "parts is all, or some of vision, projector and language",
+        lambda c: bool(trained_parts(c.parts)),
+        "{parts}: not all, and not some of %s" % ",".join(PARTS),
+        "--parts projector, or --parts vision,projector,language",
+    ),
+    Relation(
+        "vision_lr and projector_lr need their part among parts",
+        lambda c: all(getattr(c, each + "_lr") < 0 or each in trained_parts(c.parts) for each in PARTS[:2]),
+        "{vision_lr}, {projector_lr}: {parts} freezes this part",
+        "add the part to --parts, or remove its rate",
+    ),
+    Relation(
+        "parts other than all need lora_rank 0",
+        lambda c: c.parts == "all" or not c.lora_rank,
+        "{parts}: {lora_rank} freezes all weights but its adapters",
+        "--parts all, or --lora-rank 0",
     ),
     Relation(
         "patience needs an eval_interval",
@@ -247,9 +282,9 @@ RELATIONS = (
         "--engine plain, or --reduce-dtype float32",
     ),
     Relation(
-        "lora_rank needs the engine plain",
-        lambda c: not c.lora_rank or c.engine == "plain",
-        "{lora_rank} needs the engine plain, not {engine}",
+        "lora_rank needs the engine plain or fsdp",
+        lambda c: not c.lora_rank or c.engine in ("plain", "fsdp"),
+        "{lora_rank} needs the engine plain or fsdp, not {engine}",
         "--engine plain, or --lora-rank 0",
     ),
     Relation(
@@ -265,9 +300,15 @@ RELATIONS = (
         "--lora-rank 16, or --quantize none",
     ),
     Relation(
-        "fp8 needs the engine plain and lora_rank 0",
-        lambda c: c.fp8 == "off" or (c.engine == "plain" and not c.lora_rank),
-        "{fp8} needs the engine plain and all weights trained, not {engine} {lora_rank}",
+        "quantize needs the engine plain",
+        lambda c: c.quantize == "none" or c.engine == "plain",
+        "{quantize}: weights in 4 bits are whole on each rank, but {engine} shards them",
+        "--engine plain, or --quantize none",
+    ),
+    Relation(
+        "fp8 needs the engine plain or fsdp, and lora_rank 0",
+        lambda c: c.fp8 == "off" or (c.engine in ("plain", "fsdp") and not c.lora_rank),
+        "{fp8} needs the engine plain or fsdp, and all weights trained, not {engine} {lora_rank}",
         "--engine plain --lora-rank 0, or --fp8 off",
     ),
     Relation(
@@ -277,9 +318,15 @@ RELATIONS = (
         "--compile auto --dtype auto, or --fp8 off",
     ),
     Relation(
-        "an optimizer other than adamw needs the engine plain",
-        lambda c: c.optimizer == "adamw" or c.engine == "plain",
-        "{optimizer} needs the engine plain, not {engine}",
+        "an optimizer other than adamw needs the engine plain or fsdp",
+        lambda c: c.optimizer == "adamw" or c.engine in ("plain", "fsdp"),
+        "{optimizer} needs the engine plain or fsdp, not {engine}",
+        "--engine plain, or --optimizer adamw",
+    ),
+    Relation(
+        "optimizer muon needs the engine plain",
+        lambda c: c.optimizer != "muon" or c.engine != "fsdp",
+        "{optimizer} needs whole matrices, but {engine} shards them",
         "--engine plain, or --optimizer adamw",
     ),
     Relation(

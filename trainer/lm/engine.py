@@ -14,13 +14,27 @@ FSDP2 with sharded gradients gathers every layer in every micro-step, and its ho
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, ContextManager, Iterator, List, NamedTuple, Optional, Protocol, Sequence, Tuple, cast
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Protocol,
+    Sequence,
+    Tuple,
+    cast,
+)
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from trainer.lm import optimizers
+from trainer.lm import optimizers, parts
 from trainer.lm.batch import Batch
 from trainer.lm.checkpoint import Piece, Reader
 from trainer.lm.config import Config
@@ -52,7 +66,7 @@ class Engine(Protocol):
         """Return the loss of a batch. A model that is compiled as a whole is not compiled again for evaluation."""
 
     def step(self, rate: float) -> torch.Tensor:
-        """Update the weights. Return the gradient norm, on the device."""
+        """Update the weights, each part's with its factor of ``rate``. Return the gradient norm, on the device."""
 
     def pieces(self) -> List[Piece]:
         """Return the pieces that this rank writes into a checkpoint."""
@@ -217,7 +231,9 @@ class Plain:
         if ranks.world > 1:  # all ranks draw the same weights, but types of GPUs may differ in a bit
             for parameter in model.parameters():
                 dist.broadcast(parameter.data, 0)
-        self._buckets = make_buckets(model, ranks.rank, ranks.world, dtype, config.optimizer == "muon")
+        hidden_apart, factors = config.optimizer == "muon", parts.factors(model, config)
+        self._buckets = make_buckets(model, ranks.rank, ranks.world, dtype, hidden_apart, factors)
+        self._frozen = parts.Frozen(model, config, ranks)
         self._reduced: List[Any] = []
         self._first = self._last = False
         self._next = 0
@@ -288,7 +304,8 @@ class Plain:
                     bucket.mine(bucket.gradient).copy_(bucket.mine(whole))
             self._reduced.clear()
         with self._watch.part("optimizer"):
-            mine = [bucket.mine(bucket.gradient) for bucket in self._buckets]
+            assert self._next == len(self._buckets), "a trained parameter got no gradient in this step"
+            mine = [bucket.reduced for bucket in self._buckets]
             squares = torch.stack(torch._foreach_norm(mine)).square().sum()  # noqa: SLF001 - what clip_grad_norm_ uses
         if self._ranks.world > 1:
             with self._watch.part("communication"):
@@ -319,7 +336,7 @@ class Plain:
 
     def pieces(self) -> List[Piece]:
         """See ``Engine``."""
-        return [piece for bucket in self._buckets for piece, _ in bucket.pieces()]
+        return [piece for bucket in self._buckets for piece, _ in bucket.pieces()] + self._frozen.pieces()
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """See ``Engine``."""
@@ -328,6 +345,7 @@ class Plain:
                 yield bucket.weight[at : at + piece.numel]
                 for kind in optimizers.AVERAGES:
                     yield self._optimizer.read(bucket, kind, at, piece.numel)
+        yield from map(self._frozen.numbers, self._frozen.pieces())
 
     @torch.no_grad()
     def load(self, reader: Reader, updates: Optional[int]) -> None:
@@ -335,9 +353,10 @@ class Plain:
         kinds = optimizers.AVERAGES if updates is not None else ()
         for bucket in self._buckets:
             for piece, at in bucket.pieces():
-                bucket.weight[at : at + piece.numel] = reader.read("weight", *piece).to(bucket.weight.device)
+                bucket.weight[at : at + piece.numel] = reader.piece("weight", piece).to(bucket.weight.device)
                 for kind in kinds:
-                    self._optimizer.write(bucket, kind, at, reader.read(kind, *piece).to(bucket.weight.device))
+                    self._optimizer.write(bucket, kind, at, reader.piece(kind, piece).to(bucket.weight.device))
+        self._frozen.load(reader)
         self._optimizer.set_updates(updates or 0)
         self.updates = updates or 0
         self._gather()
@@ -360,11 +379,15 @@ class Bucket:
     """``flat``: the weights used in computation; ``gradient``: fp32 sums; ``weight``: this rank's share in fp32.
 
     In fp32 the share is a view of ``flat``. Otherwise it is a copy with the bits that ``flat`` lacks.
+    ``factor``: what the learning rate is multiplied by.
     """
 
-    def __init__(self, slots: Sequence[Slot], decays: bool, rank: int, world: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, slots: Sequence[Slot], decays: bool, rank: int, world: int, dtype: torch.dtype, factor: float = 1.0
+    ) -> None:
         self.slots = slots
         self.decays = decays
+        self.factor = factor
         last = slots[-1]
         each = -(-(last.start + last.numel) // (world * ALIGN)) * ALIGN
         self.start, self.stop = rank * each, (rank + 1) * each
@@ -383,6 +406,11 @@ class Bucket:
         """Return this rank's share of a buffer."""
         return flat[self.start : self.stop]
 
+    @property
+    def reduced(self) -> torch.Tensor:
+        """This rank's share of the gradients, after the last micro-step."""
+        return self.mine(self.gradient)
+
     def pieces(self) -> Iterator[Tuple[Piece, int]]:
         """Yield the pieces that this rank owns and their offsets in its share."""
         for slot in self.slots:
@@ -393,16 +421,25 @@ class Bucket:
 
 
 def make_buckets(
-    model: nn.Module, rank: int, world: int, dtype: torch.dtype, hidden_apart: bool = False
+    model: nn.Module,
+    rank: int,
+    world: int,
+    dtype: torch.dtype,
+    hidden_apart: bool = False,
+    factors: Mapping[str, float] = {},
 ) -> List[Bucket]:
-    """Put a model's trained fp32 parameters into buckets. ``hidden_apart``: those of Muon into separate ones."""
+    """Put a model's trained fp32 parameters into buckets. ``hidden_apart``: those of Muon into separate ones.
+
+    ``factors``: of the learning rate, by name; 1 if it is not there.
+    """
     buckets: List[Bucket] = []
     named = [each for each in model.named_parameters() if each[1].requires_grad][::-1]
     hidden = {name for name, parameter in named if hidden_apart and optimizers.is_hidden(name, parameter)}
-    for is_hidden, decays in ((True, True), (False, True), (False, False)):
-        kind = (is_hidden, decays)
-        chosen = [(name, parameter) for name, parameter in named if (name in hidden, parameter.dim() >= 2) == kind]
-        buckets += [Bucket(slots, decays, rank, world, dtype) for slots in _slots(chosen)]
+    kinds: Dict[Tuple[bool, bool, float], List[Any]] = {}
+    for name, parameter in named:
+        kinds.setdefault((name in hidden, parameter.dim() >= 2, factors.get(name, 1.0)), []).append((name, parameter))
+    for (_, decays, factor), chosen in sorted(kinds.items(), key=lambda each: each[0], reverse=True):
+        buckets += [Bucket(slots, decays, rank, world, dtype, factor) for slots in _slots(chosen)]
     return buckets
 
 

@@ -11,7 +11,7 @@ not fit on one device.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterator, List, Optional, Tuple, cast
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple, cast
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from trainer.lm import optimizers, parts
 from trainer.lm.batch import Batch
-from trainer.lm.checkpoint import KINDS, Piece, Reader
+from trainer.lm.checkpoint import FROZEN, KINDS, Piece, Reader
 from trainer.lm.config import Config
 from trainer.lm.engine import DTYPES, Scale, compile_layers, run
 from trainer.lm.log import Watch
@@ -68,6 +69,62 @@ def _rows(tensor: torch.Tensor) -> Tuple[int, torch.Tensor]:
     return start, mine
 
 
+class Rows:
+    """A rank's rows of a parameter, as ``optimizers.Share``.
+
+    FSDP may move them to other memory before the first step, so they are looked up each time.
+    """
+
+    def __init__(self, parameter: nn.Parameter, decays: bool, factor: float) -> None:
+        self.parameter = parameter
+        self.decays = decays
+        self.factor = factor
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weights, flat."""
+        return _rows(self.parameter)[1].view(-1)
+
+    @property
+    def reduced(self) -> Optional[torch.Tensor]:
+        """Their gradients, flat; None: there are none."""
+        gradient = self.parameter.grad
+        return None if gradient is None else _rows(gradient)[1].view(-1)
+
+
+class _AdamW:
+    """torch's AdamW on sharded parameters; see ``optimizers.Optimizer``."""
+
+    def __init__(self, config: Config, shares: Mapping[str, Rows]) -> None:
+        self._parameters = {name: share.parameter for name, share in shares.items()}
+        factors = {name: share.factor for name, share in shares.items()}
+        groups = parts.groups(self._parameters, factors, config.weight_decay, lambda name: self._parameters[name].dim())
+        betas = (config.beta1, config.beta2)
+        self._adam = torch.optim.AdamW(groups, config.learning_rate, betas, config.epsilon, fused=True)
+        for each in self._parameters.values():
+            averages = {key: torch.zeros_like(each) for key in KINDS[1:]}
+            self._adam.state[each] = dict(averages, step=torch.zeros((), device=each.device))
+
+    def step(self, rate: float) -> None:
+        """See ``Optimizer``."""
+        for group in self._adam.param_groups:
+            group["lr"] = rate * group["factor"]
+        self._adam.step()
+
+    def read(self, share: Rows, kind: str, start: int, numel: int) -> torch.Tensor:
+        """See ``Optimizer``."""
+        return _rows(self._adam.state[share.parameter][kind])[1].view(-1)[start : start + numel]
+
+    def write(self, share: Rows, kind: str, start: int, values: torch.Tensor) -> None:
+        """See ``Optimizer``."""
+        self.read(share, kind, start, values.numel()).copy_(values)
+
+    def set_updates(self, updates: int) -> None:
+        """See ``Optimizer``."""
+        for state in self._adam.state.values():
+            state["step"].fill_(updates)
+
+
 class Fsdp:
     """The engine of a model that ``shard`` has sharded; see ``Engine``."""
 
@@ -85,18 +142,15 @@ class Fsdp:
         self._clip = config.grad_clip
         self._coalesces = config.coalesce
         self._sharded = dict(model.named_parameters())  # during a step modules have whole parameters instead
-        self._adam = self._make_optimizer(config)
-
-    def _make_optimizer(self, config: Config) -> torch.optim.AdamW:
-        matrices = [each for each in self._sharded.values() if each.dim() >= 2]
-        vectors = [each for each in self._sharded.values() if each.dim() < 2]
-        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        betas = (config.beta1, config.beta2)
-        adam = torch.optim.AdamW(groups, config.learning_rate, betas, config.epsilon, fused=True)
-        for each in self._sharded.values():
-            averages = {key: torch.zeros_like(each) for key in KINDS[1:]}
-            adam.state[each] = dict(averages, step=torch.zeros((), device=each.device))
-        return adam
+        self._shares = {
+            name: Rows(self._sharded[name], self._sharded[name].dim() >= 2, factor)
+            for name, factor in parts.factors(model, config).items()
+        }
+        if config.lora_rank:  # frozen weights are those of the base
+            self._sharded = {name: self._sharded[name] for name in self._shares}
+        self._optimizer: optimizers.Optimizer = _AdamW(config, self._shares)
+        if config.optimizer != "adamw":
+            self._optimizer = optimizers.SmallAdamW(config, list(self._shares.values()))
 
     def compile(self) -> None:
         """See ``Engine``. The hooks that gather weights cannot be compiled, so it compiles the layers between them."""
@@ -118,8 +172,8 @@ class Fsdp:
 
     def step(self, rate: float) -> torch.Tensor:
         """See ``Engine``. The norm is that before clipping."""
-        found = [_rows(each.grad)[1] for each in self._sharded.values() if each.grad is not None]
-        mine = [each for each in found if each.numel()]  # a rank may have no row of a small parameter
+        found = [each.reduced for each in self._shares.values()]
+        mine = [each for each in found if each is not None and each.numel()]  # small parameters: a rank may have no row
         with self._watch.part("optimizer"):
             squares = torch.zeros((), device=self._ranks.device)
             if mine:
@@ -134,11 +188,10 @@ class Fsdp:
                 factor = (self._clip / (norm + 1e-6)).clamp(max=1.0) * mean if self._clip else norm.new_tensor(mean)
                 if mine:
                     torch._foreach_mul_(mine, factor.to(mine[0].device))
-                for group in self._adam.param_groups:
-                    group["lr"] = rate
-                self._adam.step()
+                self._optimizer.step(rate)
                 self.updates += 1
-            self._adam.zero_grad()
+            for share in self._shares.values():
+                share.parameter.grad = None
         return norm
 
     def pieces(self) -> List[Piece]:
@@ -146,26 +199,26 @@ class Fsdp:
         found = []
         for name, parameter in self._sharded.items():
             start, mine = _rows(parameter)
+            kinds = KINDS if name in self._shares else FROZEN
             if mine.numel():
-                found.append(Piece(name, start * (parameter.numel() // len(parameter)), mine.numel()))
+                found.append(Piece(name, start * (parameter.numel() // len(parameter)), mine.numel(), kinds))
         return found
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """See ``Engine``."""
         for piece in self.pieces():
-            for kind in KINDS:
-                yield self._numbers(piece, kind)
-
-    def _numbers(self, piece: Piece, kind: str) -> torch.Tensor:
-        parameter = self._sharded[piece.name]
-        return _rows(parameter if kind == KINDS[0] else self._adam.state[parameter][kind])[1].view(-1)
+            yield _rows(self._sharded[piece.name])[1].view(-1)
+            for kind in piece.kinds[1:]:
+                yield self._optimizer.read(self._shares[piece.name], kind, 0, piece.numel)
 
     @torch.no_grad()
     def load(self, reader: Reader, updates: Optional[int]) -> None:
         """See ``Engine``."""
         for piece in self.pieces():
-            for kind in KINDS if updates is not None else KINDS[:1]:
-                self._numbers(piece, kind).copy_(reader.read(kind, *piece))
-        for state in self._adam.state.values():
-            state["step"].fill_(updates or 0)
+            mine = _rows(self._sharded[piece.name])[1].view(-1)
+            mine.copy_(reader.piece(KINDS[0], piece))
+            for kind in piece.kinds[1:] if updates is not None else ():
+                read = reader.piece(kind, piece).to(mine.device)
+                self._optimizer.write(self._shares[piece.name], kind, 0, read)
+        self._optimizer.set_updates(updates or 0)
         self.updates = updates or 0

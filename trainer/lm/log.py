@@ -27,7 +27,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 import torch
 
 from trainer.ds_config import ConfigError, find
-from trainer.lm.config import Config
+from trainer.lm.config import Config, trained_parts
 from trainer.lm.errors import FailedError, RefusedError
 from trainer.lm.model import flops_per_token
 from trainer.lm.shape import Shape
@@ -191,7 +191,8 @@ class Figures:
         self._tokens = tokens
         self._device = device
         most = peak(device)
-        each = flops_per_token(shape, config.block_size, is_frozen=config.lora_rank > 0)
+        frozen = config.lora_rank > 0 or "language" not in trained_parts(config.parts)
+        each = flops_per_token(shape, config.block_size, is_frozen=frozen)
         self._whole = world * most / each if most else None  # tokens/s at MFU 1
 
     def of(self, lap: Lap, rows: List[List[float]], rate: float) -> Dict[str, Any]:

@@ -15,7 +15,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -25,7 +25,8 @@ from trainer.lm import checkpoint, families, weights
 from trainer.lm.checkpoint import Checkpoint, Entry, Reader, write_tensors
 from trainer.lm.config import Config
 from trainer.lm.errors import RefusedError
-from trainer.lm.model import Decoder, Named, sizes
+from trainer.lm.model import Decoder, Named, fill, sizes
+from trainer.lm.model import put as model_put
 from trainer.lm.shape import Shape
 
 ADAPTER = "adapter_model.safetensors"  # peft's names of its files
@@ -107,14 +108,12 @@ def places(shape: Shape, targets: str) -> List[Place]:
 class Adapter(nn.Module):
     """A and B for the rows of a matrix from ``start`` to ``stop``."""
 
-    def __init__(self, place: Place, settings: Settings, device: torch.device, generator: torch.Generator) -> None:
+    def __init__(self, place: Place, settings: Settings) -> None:
         super().__init__()
         self.start, self.stop = place.start, place.start + place.rows
         self.scale, self.dropout = settings.scale, settings.dropout
-        limit = 1 / math.sqrt(place.width)  # as torch's Linear, and so peft
-        first = torch.empty(settings.rank, place.width, device=device).uniform_(-limit, limit, generator=generator)
-        self.lora_A = nn.Parameter(first)
-        self.lora_B = nn.Parameter(torch.zeros(place.rows, settings.rank, device=device))
+        self.lora_A = nn.Parameter(torch.empty(settings.rank, place.width))
+        self.lora_B = nn.Parameter(torch.empty(place.rows, settings.rank))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (..., width) to what is added to these rows, (..., rows)."""
@@ -149,12 +148,14 @@ class Adapted(nn.Module):
 
 
 class Quantized(Adapted):
-    """The same with the frozen matrix in 4 bits."""
+    """The same with the frozen matrix in 4 bits, and bias and adapters, if any, of another module."""
 
-    def __init__(self, weight: torch.Tensor, bias: Optional[nn.Parameter]) -> None:
+    def __init__(self, weight: torch.Tensor, module: Union[nn.Linear, Adapted]) -> None:
         from bitsandbytes import functional  # noqa: PLC0415 - it is optional
 
-        super().__init__(None, bias)
+        super().__init__(None, module.bias)
+        if isinstance(module, Adapted):
+            self.adapters = module.adapters
         packed, self.state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
         self.register_buffer("packed", packed, persistent=False)
 
@@ -177,10 +178,27 @@ def check_quantize() -> None:
         raise RefusedError(what, "pip install bitsandbytes; or --quantize none")
 
 
-def make_model(shape: Shape, base: Base, config: Config, device: torch.device, dtype: torch.dtype) -> Decoder:
+def make_model(
+    shape: Shape,
+    base: Base,
+    config: Config,
+    device: torch.device,
+    dtype: torch.dtype,
+    shard: Optional[Callable[[Decoder], None]] = None,
+    put: Callable[[nn.Parameter, torch.Tensor], None] = model_put,
+) -> Decoder:
     """Create the model with the frozen weights of its base in ``dtype``, and new adapters in fp32.
 
     The weights are read one by one, so no copy of the model in fp32 exists.
+
+    Args:
+        shape: of the model.
+        base: whose weights are frozen.
+        config: with the options of the adapters.
+        device: on which adapters are drawn.
+        dtype: of the frozen weights.
+        shard: allocates the model, which is on ``meta``; None: whole, on the device.
+        put: copies a whole tensor into a parameter of it.
 
     Raises:
         RefusedError: the base cannot be read, a target does not exist, or 4 bits are not possible.
@@ -192,30 +210,55 @@ def make_model(shape: Shape, base: Base, config: Config, device: torch.device, d
         check_quantize()
     with torch.device("meta"):
         model = Decoder(shape, config.dropout, config.checkpointing)
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+            parameter.data = parameter.data.to(dtype)
+        for place in wanted:
+            linear: Any = model.get_submodule(place.module)
+            if not isinstance(linear, Adapted):
+                linear = Adapted(linear.weight, linear.bias)
+                model.set_submodule(place.module, linear)
+            linear.adapters[place.target] = Adapter(place, settings)
+    matrices = _take_matrices(model) if quantizes else {}
+    if shard is None:
+        model.to_empty(device=device)
+    else:
+        shard(model)
     for name, tensor in base.weights(shape):
-        module, _, kind = name.rpartition(".")
-        held = tensor.to(device, dtype, copy=True).contiguous()
-        if quantizes and isinstance(model.get_submodule(module), nn.Linear) and kind == "weight" and module != "head":
-            model.set_submodule(module, Quantized(held, None))
+        if name in matrices:
+            held = tensor.to(device, dtype, copy=True).contiguous()
+            model.set_submodule(name.rpartition(".")[0], Quantized(held, matrices[name]))
         else:
-            setattr(model.get_submodule(module), kind, nn.Parameter(held, requires_grad=False))
-    generator = torch.Generator(device).manual_seed(config.seed)
-    for place in wanted:
-        linear: Any = model.get_submodule(place.module)
-        if not isinstance(linear, Adapted):
-            linear = Adapted(linear.weight, linear.bias)
-            model.set_submodule(place.module, linear)
-        linear.adapters[place.target] = Adapter(place, settings, device, generator)
+            fill(model, [(name, tensor)], put)
+    fill(model, first_weights(wanted, settings.rank, config.seed, device), put)
     return model
 
 
-def described(model: nn.Module, config: Config) -> List[str]:
-    """Return a line about the adapters, or none."""
-    if not config.lora_rank:
-        return []
+def _take_matrices(model: Decoder) -> Dict[str, Any]:
+    """Take the weights from the matrices of the layers. Return their modules by the weight's name."""
+    found = {}
+    for name, module in model.named_modules():
+        if name.startswith("layers.") and isinstance(module, (nn.Linear, Adapted)):
+            module.weight = None
+            found[name + ".weight"] = module
+    return found
+
+
+def first_weights(chosen: List[Place], rank: int, seed: int, device: torch.device) -> Iterator[Named]:
+    """Yield the initial weights of adapters, by parameter: A as torch's Linear, and so peft, draws it, and B is 0."""
+    generator = torch.Generator(device).manual_seed(seed)
+    for place in chosen:
+        limit = 1 / math.sqrt(place.width)
+        (first, _, of_first), (second, _, of_second) = place.tensors(rank)
+        yield first, torch.empty(of_first, device=device).uniform_(-limit, limit, generator=generator)
+        yield second, torch.zeros(of_second, device=device)
+
+
+def described(model: nn.Module, config: Config) -> str:
+    """Return a line about the adapters."""
     trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
     line = "LoRA: rank %d, %s, %s trained parameters" % (config.lora_rank, config.lora_targets, format(trained, ","))
-    return [line + (", base in 4 bits (nf4)" if config.quantize == "nf4" else "")]
+    return line + (", base in 4 bits (nf4)" if config.quantize == "nf4" else "")
 
 
 @dataclass(frozen=True)

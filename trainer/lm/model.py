@@ -265,6 +265,11 @@ class Decoder(nn.Module):
         self._whole = torch.compile(self.hidden)
         self.pieces = torch.compile(loss_and_gradient)
 
+    def part_of(self, name: str) -> str:
+        """Return the part that a parameter belongs to, one of ``config.PARTS``: a decoder is all language."""
+        del name
+        return "language"
+
     @property
     def output(self) -> torch.Tensor:
         """The matrix of the output layer, (rows, width)."""

@@ -1,4 +1,6 @@
-"""The optimizers of the engine with torch alone. They update this rank's share of each bucket (``engine.Bucket``).
+"""The optimizers of the engines ``plain`` and ``fsdp``. They update this rank's share of the weights.
+
+The shares are those of buckets (``engine.Bucket``), or with FSDP a rank's rows of each parameter (``fsdp.Rows``).
 
 ``adamw``: torch's, with averages in fp32. ``adamw-bf16`` keeps them in 16 bits, rounded to nearest: with a ``beta2``
 above 0.99 its changes are smaller than this rounding, so that average stops moving. ``adamw8bit`` keeps them in 8 bits
@@ -15,9 +17,10 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TYPE_CHECKING, Callable, Dict, List, Protocol, Sequence, Tuple, Type, Union
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple, Type, Union
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import nn
 
 from trainer.lm.config import Config
@@ -33,17 +36,32 @@ _CHUNK = 1 << 17  # blocks that are fp32 at a time
 _TINY = torch.finfo(torch.float32).tiny
 
 
+class Share(Protocol):
+    """Weights that a rank updates: flat, in fp32. ``factor``: what the learning rate is multiplied by."""
+
+    decays: bool
+    factor: float
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """The weights."""
+
+    @property
+    def reduced(self) -> Optional[torch.Tensor]:
+        """Their gradients, after the last micro-step; None: there are none."""
+
+
 class Optimizer(Protocol):
-    """Updates the weights of buckets from their gradients."""
+    """Updates the weights of shares from their gradients."""
 
     def step(self, rate: float) -> None:
         """Update the weights."""
 
-    def read(self, bucket: Bucket, kind: str, start: int, numel: int) -> torch.Tensor:
-        """Return some of a bucket's averages of one of ``AVERAGES``, as they are stored."""
+    def read(self, share: Any, kind: str, start: int, numel: int) -> torch.Tensor:
+        """Return some of a share's averages of one of ``AVERAGES``, as they are stored."""
 
-    def write(self, bucket: Bucket, kind: str, start: int, values: torch.Tensor) -> None:
-        """Set some of a bucket's averages."""
+    def write(self, share: Any, kind: str, start: int, values: torch.Tensor) -> None:
+        """Set some of a share's averages."""
 
     def set_updates(self, updates: int) -> None:
         """Set the number of updates so far."""
@@ -71,11 +89,15 @@ class AdamW:
     def __init__(self, config: Config, buckets: Sequence[Bucket]) -> None:
         self._buckets = buckets
         groups = [
-            {"params": [bucket.weight], "weight_decay": config.weight_decay if bucket.decays else 0.0}
+            {
+                "params": [bucket.weight],
+                "weight_decay": config.weight_decay if bucket.decays else 0.0,
+                "factor": bucket.factor,
+            }
             for bucket in buckets
         ]
         for bucket in buckets:
-            bucket.weight.grad = bucket.mine(bucket.gradient)
+            bucket.weight.grad = bucket.reduced
         betas = (config.beta1, config.beta2)
         self._adam = torch.optim.AdamW(groups, config.learning_rate, betas, config.epsilon, fused=True)
         for bucket in buckets:
@@ -85,7 +107,7 @@ class AdamW:
     def step(self, rate: float) -> None:
         """See ``Optimizer``."""
         for group in self._adam.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         self._adam.step()
 
     def read(self, bucket: Bucket, kind: str, start: int, numel: int) -> torch.Tensor:
@@ -206,18 +228,18 @@ def update(
 class SmallAdamW:
     """AdamW with averages in 16 or 8 bits; see ``Optimizer``."""
 
-    def __init__(self, config: Config, buckets: Sequence[Bucket]) -> None:
+    def __init__(self, config: Config, shares: Sequence[Share]) -> None:
         self._config = config
-        self._buckets = buckets
+        self._shares = shares
         self._updates = 0
         self._bits: Type[Union[Bits16, Bits8]] = Bits8 if config.optimizer == "adamw8bit" else Bits16
         self._held: Dict[int, List[Held]] = {}
-        for bucket in buckets:
-            blocks = bucket.weight.numel() // BLOCK
-            held = [self._bits.empty(blocks, bucket.weight.device, is_square) for is_square in (False, True)]
-            self._held[id(bucket)] = held
-        # One kernel instead of twenty; the number of blocks differs between buckets.
-        is_gpu = any(bucket.weight.is_cuda for bucket in buckets)
+        for share in shares:
+            blocks = -(-share.weight.numel() // BLOCK)
+            held = [self._bits.empty(blocks, share.weight.device, is_square) for is_square in (False, True)]
+            self._held[id(share)] = held
+        # One kernel instead of twenty; the number of blocks differs between shares.
+        is_gpu = any(share.weight.is_cuda for share in shares)
         self._update: Callable[..., None] = torch.compile(update, dynamic=True) if is_gpu else update
 
     @torch.no_grad()
@@ -225,28 +247,45 @@ class SmallAdamW:
         """See ``Optimizer``."""
         self._updates += 1
         config = self._config
-        betas = (config.beta1, config.beta2)
-        unbiased = (1 - betas[0] ** self._updates, math.sqrt(1 - betas[1] ** self._updates))
-        decayed = (1.0, 1 - rate * config.weight_decay)
-        numbers = [(kept, rate / unbiased[0], unbiased[1], config.epsilon) for kept in decayed]
-        factors = torch.tensor(numbers).to(self._buckets[0].weight.device)
-        for bucket in self._buckets:
-            weight, gradient = (each.view(-1, BLOCK) for each in (bucket.weight, bucket.mine(bucket.gradient)))
-            for start in range(0, len(weight), _CHUNK):
-                part = slice(start, start + _CHUNK)
-                averages = [_part(held, part) for held in self._held[id(bucket)]]
-                self._update(self._bits, weight[part], gradient[part], averages, betas, factors[int(bucket.decays)])
+        unbiased = (1 - config.beta1**self._updates, math.sqrt(1 - config.beta2**self._updates))
+        kinds = sorted({(share.decays, share.factor) for share in self._shares})
+        numbers = [
+            (1 - rate * times * config.weight_decay * decays, rate * times / unbiased[0], unbiased[1], config.epsilon)
+            for decays, times in kinds
+        ]
+        factors = torch.tensor(numbers).to(self._shares[0].weight.device)
+        for share in self._shares:
+            mine = factors[kinds.index((share.decays, share.factor))]
+            gradient = share.reduced
+            if gradient is not None:
+                self._update_share(share.weight, gradient, self._held[id(share)], mine)
 
-    def read(self, bucket: Bucket, kind: str, start: int, numel: int) -> torch.Tensor:
+    def _update_share(
+        self, weight: torch.Tensor, gradient: torch.Tensor, held: Sequence[Held], factors: torch.Tensor
+    ) -> None:
+        betas = (self._config.beta1, self._config.beta2)
+        whole = weight.numel() // BLOCK
+        rest = weight.numel() - whole * BLOCK
+        for start in range(0, whole, _CHUNK):
+            part = slice(start, min(start + _CHUNK, whole))
+            both = (each[part.start * BLOCK : part.stop * BLOCK].view(-1, BLOCK) for each in (weight, gradient))
+            self._update(self._bits, *both, [_part(each, part) for each in held], betas, factors)
+        if rest:  # of FSDP's rows; buckets are whole blocks
+            padded = [F.pad(each[-rest:], (0, BLOCK - rest)).view(1, BLOCK) for each in (weight, gradient)]
+            averages = [_part(each, slice(whole, whole + 1)) for each in held]
+            self._update(self._bits, *padded, averages, betas, factors)
+            weight[-rest:] = padded[0].view(-1)[:rest]
+
+    def read(self, share: Share, kind: str, start: int, numel: int) -> torch.Tensor:
         """See ``Optimizer``."""
         number = AVERAGES.index(kind)
-        held = _part(self._held[id(bucket)][number], _blocks(start, numel))
+        held = _part(self._held[id(share)][number], _blocks(start, numel))
         return self._bits.unpack(held, number == 1).view(-1)[:numel]
 
-    def write(self, bucket: Bucket, kind: str, start: int, values: torch.Tensor) -> None:
+    def write(self, share: Share, kind: str, start: int, values: torch.Tensor) -> None:
         """See ``Optimizer``. Beyond a parameter's end a block has zeros."""
         number = AVERAGES.index(kind)
-        held = _part(self._held[id(bucket)][number], _blocks(start, values.numel()))
+        held = _part(self._held[id(share)][number], _blocks(start, values.numel()))
         whole = values.new_zeros(len(held[0]), BLOCK)
         whole.view(-1)[: values.numel()] = values
         self._bits.pack(whole, held, number == 1)
@@ -292,6 +331,7 @@ class Muon:
         self._adam = AdamW(config, [bucket for bucket in buckets if bucket not in hidden])
         self._momentum = {id(bucket): torch.zeros_like(bucket.weight) for bucket in hidden}
         found: List[Tuple[nn.Parameter, torch.Tensor]] = []
+        groups: Dict[float, List[nn.Parameter]] = {}  # by the factor of their rate
         for bucket in hidden:
             for slot in bucket.slots:
                 whole = slice(slot.start, slot.start + slot.numel)
@@ -303,16 +343,17 @@ class Muon:
                     parameter = nn.Parameter(weight[part])  # a view: Muon updates the bucket
                     parameter.grad = gradient[part]
                     found.append((parameter, momentum[part]))
-        parameters = [parameter for parameter, _ in found]
+                    groups.setdefault(bucket.factor, []).append(parameter)
+        params = [{"params": each, "factor": times} for times, each in groups.items()]
         more = {"weight_decay": config.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
-        self._muon = torch.optim.Muon(parameters, config.learning_rate, **more)
+        self._muon = torch.optim.Muon(params, config.learning_rate, **more)
         for parameter, momentum in found:
             self._muon.state[parameter]["momentum_buffer"] = momentum
 
     def step(self, rate: float) -> None:
         """See ``Optimizer``."""
         for group in self._muon.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         self._muon.step()
         self._adam.step(rate)
 

@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional
 
 import torch
 
-from trainer.lm.checkpoint import KINDS, Piece, Saving
+from trainer.lm.checkpoint import Piece, Saving
 from trainer.lm.memory import available_memory
 from trainer.lm.ranks import Ranks
 
@@ -103,7 +103,7 @@ def _lock_pages(memory: torch.Tensor, device: torch.device) -> None:
 
 def make_copies(pieces: Sequence[Piece], ranks: Ranks, say: Callable[[str], None]) -> Optional[Copies]:
     """Return buffers for the tensors of all pieces, or None if they do not fit on some node."""
-    numels = [piece.numel for piece in pieces for _ in KINDS]
+    numels = [piece.numel for piece in pieces for _ in piece.kinds]
     mine = torch.tensor([ranks.local, _BYTES * sum(numels), available_memory()], dtype=torch.float64)
     rows = ranks.gather(mine.to(ranks.device)).tolist()
     here = 1 + max(row[0] for row in rows)  # ranks on a node

@@ -10,11 +10,11 @@ import dataclasses
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
-from trainer.lm import checkpoint, config, engine, families, finetune, fp8, lora, sources, tokens, weights
+from trainer.lm import checkpoint, config, engine, families, finetune, fp8, lora, parts, sources, tokens, weights
 from trainer.lm.batch import Layout
 from trainer.lm.checkpoint import Checkpoint
 from trainer.lm.config import OWN, SIZES, Config, UserOptions, option
@@ -60,6 +60,12 @@ class Start:
     data: Optional[List[Dict[str, Any]]] = None
     kept: Mapping[str, bytes] = field(default_factory=dict)
     base: Optional[lora.Base] = None
+
+    def first_world(self, world: int) -> int:
+        """Return the number of ranks on which the training started, now that it runs on ``world``."""
+        if not self.resumed:
+            return world
+        return self.resumed.state.first_world or self.resumed.state.world
 
 
 def find(options: UserOptions) -> Source:
@@ -288,7 +294,7 @@ def _check_init(options: UserOptions, before: str, name: str) -> None:
         raise RefusedError(what, "remove --init; or remove --resume and use another --out")
 
 
-_FIXED = ("lora_rank", "lora_alpha", "lora_targets", "lora_rslora", "quantize")
+_FIXED = ("parts", "lora_rank", "lora_alpha", "lora_targets", "lora_rslora", "quantize")
 
 
 def _check_same(config: Config, before: Mapping[str, Any], name: str) -> None:
@@ -368,20 +374,29 @@ def with_base(start: Start, config: Config, source: Source) -> Start:
     return replace(start, base=base, taken=None, folder=None)
 
 
-def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> Decoder:
+def make_model(
+    start: Start, config: Config, ranks: Ranks, micro_steps: int, say: Callable[[str], None] = lambda _: None
+) -> Decoder:
     """Create the model with its initial weights: fp32 on the device, or as the engine needs it.
 
-    The engine loads and shards the weights of a checkpoint.
+    The engine loads the weights of a checkpoint. ``say`` gets lines about LoRA and fp8.
 
     Raises:
-        RefusedError: the weights or DeepSpeed are missing.
+        RefusedError: the weights or DeepSpeed are missing, or the model lacks a configured part.
     """
-    if start.base:
-        dtype = engine.dtype_for(config, ranks.device)
-        return lora.make_model(start.shape, start.base, config, ranks.device, dtype)
+    dtype = engine.dtype_for(config, ranks.device)
     how = engine.creation(config, ranks, micro_steps)
+    if start.base:
+        shard = how.shard if config.engine == "fsdp" else None
+        model = lora.make_model(start.shape, start.base, config, ranks.device, dtype, shard, how.put)
+        say(lora.described(model, config))
+        return model
     with how.context:
         model = Decoder(start.shape, config.dropout, config.checkpointing)
+    parts.freeze(model, config, dtype)
+    if config.fp8 != "off":
+        for choice in convert(model, config, ranks):
+            say(fp8.described(choice))
     how.shard(model)
     if start.folder:
         fill(model, weights.read(start.shape, start.folder), how.put)
@@ -390,14 +405,12 @@ def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> 
     return model
 
 
-def convert(model: Decoder, config: Config, ranks: Ranks) -> List[str]:
-    """Convert the matrices to fp8 that are faster in it, if that is configured. Return lines about fp8 and LoRA.
+def convert(model: Decoder, config: Config, ranks: Ranks) -> List[fp8.Choice]:
+    """Convert the matrices to fp8 that are faster in it. Return what was measured.
 
     Raises:
         RefusedError: fp8 is not possible here.
     """
-    if config.fp8 == "off":
-        return lora.described(model, config)
     fp8.check(ranks.device)
     if engine.dtype_for(config, ranks.device) != torch.bfloat16:
         raise RefusedError("--fp8 %s needs --dtype bfloat16" % config.fp8, "--dtype bfloat16, or --fp8 off")
@@ -406,5 +419,4 @@ def convert(model: Decoder, config: Config, ranks: Ranks) -> List[str]:
         rows = ranks.gather(torch.tensor(times, dtype=torch.float64, device=ranks.device))
         return [float(time) for time in rows.max(dim=0).values.tolist()]
 
-    choices = fp8.convert(model, config.fp8, config.batch_size * config.block_size, ranks.device, agree)
-    return fp8.described(choices)
+    return fp8.convert(model, config.fp8, config.batch_size * config.block_size, ranks.device, agree)

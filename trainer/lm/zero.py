@@ -30,14 +30,15 @@ from typing import Any, ContextManager, Dict, Iterator, List, NamedTuple, Option
 import torch
 from torch import nn
 
+from trainer.lm import parts as model_parts
 from trainer.lm import zero_config
 from trainer.lm.batch import Batch
-from trainer.lm.checkpoint import KINDS, Piece, Reader
+from trainer.lm.checkpoint import FROZEN, KINDS, Piece, Reader
 from trainer.lm.config import Config
 from trainer.lm.engine import Scale, run
 from trainer.lm.errors import FailedError, RefusedError
 from trainer.lm.log import Watch
-from trainer.lm.model import Decoder, fill, sizes
+from trainer.lm.model import Decoder, fill
 from trainer.lm.model import put as put_whole
 from trainer.lm.ranks import Ranks
 
@@ -115,7 +116,7 @@ class Zero:
             FailedError: fp16 overflows even at the smallest loss scale.
         """
         for group in self._optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group["factor"]
         before = self._engine.skipped_steps
         norm: Any = None
         if self._lacks_norm:  # in stage 0 gradients are already means
@@ -140,17 +141,19 @@ class Zero:
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """See ``Engine``."""
-        return (part.numbers(kind) for part in self._written for kind in KINDS)
+        return (part.numbers(kind) for part in self._written for kind in part.piece.kinds)
 
     @torch.no_grad()
     def load(self, reader: Reader, updates: Optional[int]) -> None:
         """See ``Engine``."""
         for part in self._parts:
+            if not part.state:
+                continue  # frozen weights are read below
             for kind in KINDS if updates is not None else KINDS[:1]:
-                part.numbers(kind).copy_(reader.read(kind, *part.piece))
+                part.numbers(kind).copy_(reader.piece(kind, part.piece))
             part.set_updates(updates or 0)
         # The weights used in computation are copies of these parts, except in stage 0 with fp32.
-        read = ((name, reader.whole(name, size)) for name, size in sizes(self._model.shape).items())
+        read = ((name, reader.whole(name, size)) for name, size in sizes_of(self._model).items())
         fill(self._model, read, self._put)
         self.updates = updates or 0
 
@@ -179,11 +182,9 @@ def _make_optimizer(model: Decoder, config: Config, ranks: Ranks) -> Any:
 
     The rate is 0 until the first step: DeepSpeed runs some optimizers once without gradients to create their state.
     """
-    size = sizes(model.shape)  # in ZeRO-3 parameters have no shape
-    named = list(model.named_parameters())
-    matrices = [parameter for name, parameter in named if len(size[name]) >= 2]
-    vectors = [parameter for name, parameter in named if len(size[name]) < 2]
-    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    size, factors = sizes_of(model), model_parts.factors(model, config)
+    trained = {name: model.get_parameter(name) for name in factors}
+    groups = model_parts.groups(trained, factors, config.weight_decay, lambda name: len(size[name]))
     betas = (config.beta1, config.beta2)
     if config.offload == "none" or ranks.device.type == "cpu":
         return torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=ranks.device.type == "cuda")
@@ -202,7 +203,10 @@ Found = Iterator[Tuple[Piece, Any, int]]  # with its tensor and the offset in it
 
 
 class Part(NamedTuple):
-    """A piece that this rank holds: in ``holder`` and the optimizer's state for it, starting at ``offset``."""
+    """A piece that this rank holds: in ``holder`` and the optimizer's state for it, starting at ``offset``.
+
+    Frozen weights have no state.
+    """
 
     piece: Piece
     holder: torch.Tensor
@@ -235,12 +239,13 @@ def parts(optimizer: Any, model: Decoder, stage: int, ranks: Ranks) -> List[Part
             Part(piece, holder, _adam_state(adam, holder), offset)
             for piece, holder, offset in find(optimizer, model, ranks.rank)
         ]
+        found += [Part(piece, holder, {}, offset) for piece, holder, offset in _find_frozen(model, stage, ranks)]
         for part in found:
             if part.numbers(KINDS[0]).numel() != part.piece.numel:
                 raise ValueError("%s is outside its tensor" % part.piece.name)
     mine = torch.tensor([sum(part.piece.numel for part in found)], dtype=torch.float64, device=ranks.device)
     held = ranks.gather(mine).sum().item()
-    wanted = sum(size.numel() for size in sizes(model.shape).values()) * (1 if stage else ranks.world)
+    wanted = sum(size.numel() for size in sizes_of(model).values()) * (1 if stage else ranks.world)
     with private_fields():
         if held != wanted:
             raise ValueError("all ranks together hold %d of %d weights" % (held, wanted))
@@ -248,7 +253,7 @@ def parts(optimizer: Any, model: Decoder, stage: int, ranks: Ranks) -> List[Part
 
 
 def _find_whole(optimizer: Any, model: Decoder, _: int) -> Found:
-    named = dict(model.named_parameters())
+    named = dict(_trained(model))
     masters: Dict[Any, Any] = {parameter: parameter for parameter in named.values()}
     if any(parameter.dtype != torch.float32 for parameter in masters):
         for low, high in zip(optimizer.fp16_groups, optimizer.fp32_groups):  # noqa: B905 - both have the same groups
@@ -258,7 +263,7 @@ def _find_whole(optimizer: Any, model: Decoder, _: int) -> Found:
 
 
 def _find_shares(optimizer: Any, model: Decoder, _: int) -> Found:
-    for name, parameter in model.named_parameters():
+    for name, parameter in _trained(model):
         here: Any = parameter._hp_mapping  # noqa: SLF001 - DeepSpeed's converters read it too
         if here is not None:
             piece = Piece(name, here.lp_fragment_address.start, here.lp_fragment_address.numel)
@@ -267,12 +272,37 @@ def _find_shares(optimizer: Any, model: Decoder, _: int) -> Found:
 
 
 def _find_cut(optimizer: Any, model: Decoder, rank: int) -> Found:
-    size = sizes(model.shape)
-    for name, parameter in model.named_parameters():
+    size = sizes_of(model)
+    for name, parameter in _trained(model):
         group, offset, each = optimizer.grad_position[optimizer.get_param_id(parameter)]
         numel = min(each, size[name].numel() - rank * each)
         if numel > 0:
             yield Piece(name, rank * each, numel), optimizer.fp32_partitioned_groups_flat[group], offset
+
+
+def _find_frozen(model: Decoder, stage: int, ranks: Ranks) -> Found:
+    """Find frozen weights, which no optimizer has. In stages 1 and 2 all ranks hold all, and each writes a share."""
+    for name, size in sizes_of(model).items():
+        parameter: Any = model.get_parameter(name)
+        if parameter.requires_grad:
+            continue
+        each = -(-size.numel() // ranks.world) if stage else size.numel()
+        if stage == 3:
+            each = parameter.ds_tensor.ds_numel
+        start = ranks.rank * each if stage else 0
+        numel = min(each, size.numel() - start)
+        if numel > 0:
+            held, offset = (parameter.ds_tensor, 0) if stage == 3 else (parameter, start)
+            yield Piece(name, start, numel, FROZEN), held, offset
+
+
+def _trained(model: Decoder) -> Iterator[Tuple[str, nn.Parameter]]:
+    return (each for each in model.named_parameters() if each[1].requires_grad)
+
+
+def sizes_of(model: nn.Module) -> Dict[str, torch.Size]:
+    """Return the size of each parameter. In ZeRO-3 parameters have no shape but a field for it."""
+    return {name: torch.Size(getattr(each, "ds_shape", each.shape)) for name, each in model.named_parameters()}
 
 
 def _adam_state(adam: Any, holder: Any) -> Dict[str, Any]:
