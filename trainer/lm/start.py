@@ -381,7 +381,7 @@ def make_model(start: Start, config: Config, ranks: Ranks, micro_steps: int) -> 
         return lora.make_model(start.shape, start.base, config, ranks.device, dtype)
     how = engine.creation(config, ranks, micro_steps)
     with how.context:
-        model = Decoder(start.shape, config.dropout, config.checkpointing)
+        model = start.shape.make(config.dropout, config.checkpointing)
     how.shard(model)
     if start.folder:
         fill(model, weights.read(start.shape, start.folder), how.put)
