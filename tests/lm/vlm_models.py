@@ -128,7 +128,8 @@ def images_of(parts, tokens, padding, pixels):
     places = torch.cat([(tokens.flatten() == IMAGE).nonzero().flatten(), torch.full((5,), tokens.numel())])
     total = first + padding // (4 if has_windows else 1)
     ends, narrow = (
-        torch.tensor([0, *itertools.accumulate([*each, padding, 0, 0])], dtype=torch.int32) for each in (lengths, windows)
+        torch.tensor([0, *itertools.accumulate([*each, padding, 0, 0])], dtype=torch.int32)
+        for each in (lengths, windows)
     )
     return Images(
         patches=torch.cat(patches),
@@ -227,8 +228,12 @@ def compared(name, folder):
         wanted = theirs(tokens, position_ids=positions, **given).logits
         found["logits"] = max(found["logits"], apart(logits_of(model, tokens, images, positions), wanted))
         for other in (again, bare):
-            found["exported"] = max(found["exported"], apart(other(tokens, position_ids=positions, **given).logits, wanted))
-        targets = tokens.roll(-1, 1).masked_fill((tokens.roll(-1, 1) == IMAGE) | (torch.rand(tokens.shape) < 0.2), IGNORED)
+            found["exported"] = max(
+                found["exported"], apart(other(tokens, position_ids=positions, **given).logits, wanted)
+            )
+        targets = tokens.roll(-1, 1).masked_fill(
+            (tokens.roll(-1, 1) == IMAGE) | (torch.rand(tokens.shape) < 0.2), IGNORED
+        )
         losses.append(model(tokens, targets, count=count, positions=positions, images=images))
         their_losses.append(F.cross_entropy(wanted[0], targets[0], ignore_index=IGNORED, reduction="sum") / count)
         lines.append(tokens)
@@ -295,7 +300,9 @@ def composed(name, folder):
     kind, found = Llava(theirs), {"problems": problems, "logits": 0.0}
     for tokens, given, part in documents(kind):
         images = images_of([part] if part else [], tokens, 8, shape.tower.pixels)
-        found["logits"] = max(found["logits"], apart(logits_of(model, tokens, images, None), theirs(tokens, **given).logits))
+        found["logits"] = max(
+            found["logits"], apart(logits_of(model, tokens, images, None), theirs(tokens, **given).logits)
+        )
     words = torch.randint(0, 290, (1, 20))
     found["text"] = apart(theirs(words).logits, text(words).logits)
     pixels = torch.randn(2, 3, TOWER["image_size"], TOWER["image_size"])

@@ -278,7 +278,9 @@ def _llama(config: Mapping[str, Any], path: Path, family: str) -> Shape:
     names = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size")
     found = checked_sizes(config, path, *names, "intermediate_size")
     layers, heads, width, positions, vocabulary = (found[name] for name in names)
-    kv_heads = checked_sizes({"num_key_value_heads": heads, **config}, path, "num_key_value_heads")["num_key_value_heads"]
+    kv_heads = checked_sizes({"num_key_value_heads": heads, **config}, path, "num_key_value_heads")[
+        "num_key_value_heads"
+    ]
     _check_multiple(path, heads, kv_heads, "num_attention_heads", "num_key_value_heads")
     if config.get("head_dim") is None:
         _check_multiple(path, width, heads, "hidden_size", "num_attention_heads")
@@ -324,7 +326,9 @@ def _rope(config: Mapping[str, Any], path: Path, positions: int) -> Rope:
         raise RefusedError("%s: RoPE of type %s; known are %s" % (path, kind, ", ".join(_KINDS)), "use another model")
     if scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
         raise RefusedError("%s: partial rotary positions are not supported" % path, "use another model")
-    theta = checked_number({"rope_theta": 10000.0, **config, **scaling}, path, "rope_theta", 1e4, Bound(above=1, high=1e12))
+    theta = checked_number(
+        {"rope_theta": 10000.0, **config, **scaling}, path, "rope_theta", 1e4, Bound(above=1, high=1e12)
+    )
     base = Rope(theta=theta, kind=kind, original=positions)
     if kind == "default":
         return base

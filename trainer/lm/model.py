@@ -60,9 +60,7 @@ class Borders(NamedTuple):
     is_causal: bool = True
 
 
-def borders_of(
-    ends: torch.Tensor, tokens: int, longest: int, is_causal: bool = True
-) -> Tuple[Borders, torch.Tensor]:
+def borders_of(ends: torch.Tensor, tokens: int, longest: int, is_causal: bool = True) -> Tuple[Borders, torch.Tensor]:
     """Return the borders of documents, and each token's position in its document, (tokens,), int64."""
     places = torch.arange(tokens, device=ends.device)
     document = torch.searchsorted(ends, places, right=True)
