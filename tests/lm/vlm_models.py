@@ -9,6 +9,7 @@ import itertools
 import json
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -142,20 +143,29 @@ def images_of(parts, tokens, padding, pixels):
     )
 
 
-def documents(kind):
-    """Tokens, their model's arguments, and the parts of the images of each document."""
-    made = []
-    for sizes_of_images in SIZES:
-        pictures = [
-            Image.frombytes("RGB", size, bytes(torch.randint(0, 256, (size[0] * size[1] * 3,)).tolist()))
-            for size in sizes_of_images
-        ]
-        given = kind.theirs(pictures) if pictures else {}
-        part = kind.parts(given) if pictures else None
-        each_image = [torch.tensor([290, *[IMAGE] * len(features)]) for features in (part[4] if part else [])]
-        tokens = torch.cat((torch.randint(0, 290, (9,)), *each_image, torch.randint(0, 290, (9,)))).unsqueeze(0)
-        made.append((tokens, given, part))
-    return made
+class Document(NamedTuple):
+    """A text with images: what their model takes beside tokens, and the parts of ours; None without images."""
+
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    given: dict
+    part: tuple
+    positions: torch.Tensor
+
+
+def document(kind, sizes_of_images):
+    """Random text around random images."""
+    pictures = [
+        Image.frombytes("RGB", size, bytes(torch.randint(0, 256, (size[0] * size[1] * 3,)).tolist()))
+        for size in sizes_of_images
+    ]
+    given = kind.theirs(pictures) if pictures else {}
+    part = kind.parts(given) if pictures else None
+    each_image = [torch.tensor([290, *[IMAGE] * len(features)]) for features in (part[4] if part else [])]
+    tokens = torch.cat((torch.randint(0, 290, (9,)), *each_image, torch.randint(0, 290, (9,)))).unsqueeze(0)
+    following = tokens.roll(-1, 1)
+    targets = following.masked_fill((following == IMAGE) | (torch.rand(tokens.shape) < 0.2), IGNORED)
+    return Document(tokens, targets, given, part, kind.positions(tokens, given))
 
 
 def logits_of(model, tokens, images, positions):
@@ -203,6 +213,80 @@ def loaded(folder):
     return model.eval(), sorted([*info["missing_keys"], *info["unexpected_keys"], *info["mismatched_keys"]])
 
 
+def exchanged(model, their_folder, folder):
+    """Their models of our exports, with the files that ours came with and without, and the parameters they miss."""
+    found, problems = [], []
+    for name, kept in (("ours", weights.read_kept(their_folder)), ("bare", {})):
+        export(model, folder / name, kept)
+        again, more = loaded(folder / name)
+        found.append(again)
+        problems += more
+    return found, problems
+
+
+def far(model, one, other):
+    """The largest difference of gradients, in parts of the largest gradient of vision, projector or language."""
+    largest = {}
+    for name, each in other.items():
+        part = model.part_of(name)
+        largest[part] = max(largest.get(part, 0.0), float(each.abs().max()))
+    return max(apart(one[name][: len(each)], each) / largest[model.part_of(name)] for name, each in other.items())
+
+
+def packed(documents, pixels):
+    """The arguments of a batch of two rows with all documents, and its images."""
+    tokens, targets = (torch.cat([each[which] for each in documents], 1) for which in (0, 1))
+    spare = -tokens.shape[1] % 2
+    tokens, targets = F.pad(tokens, (0, spare)), F.pad(targets, (0, spare), value=IGNORED)
+    ends = [0, *itertools.accumulate(each.tokens.shape[1] for each in documents), tokens.numel()]
+    images = images_of([each.part for each in documents if each.part], tokens, 16, pixels)
+    more = {"ends": torch.tensor(ends, dtype=torch.int32), "images": images, "positions": None}
+    if documents[0].positions is not None:
+        line = torch.cat([each.positions for each in documents], 2)
+        more["positions"] = F.pad(line, (0, spare)).view(3, 2, -1)
+    return {"tokens": tokens.view(2, -1), "targets": targets.view(2, -1), **more}
+
+
+def of_documents(model, theirs, copies, documents, source):
+    """How far the models are apart, on documents alone and packed."""
+    shape, pixels = model.shape, model.shape.tower.pixels
+    count = torch.tensor(float(sum(each.tokens.numel() for each in documents)))
+    found, ours, total = {"logits": 0.0, "exported": 0.0}, 0.0, 0.0
+    for tokens, targets, given, part, positions in documents:
+        images = images_of([part] if part else [], tokens, 8, pixels)
+        wanted, *others = (each(tokens, position_ids=positions, **given).logits for each in (theirs, *copies))
+        found["logits"] = max(found["logits"], apart(logits_of(model, tokens, images, positions), wanted))
+        found["exported"] = max(found["exported"], *(apart(other, wanted) for other in others))
+        ours += model(tokens, targets, count=count, positions=positions, images=images)
+        total += F.cross_entropy(wanted[0], targets[0], ignore_index=IGNORED, reduction="sum") / count
+    batch = packed(documents, pixels)
+    together = model(count=count, **batch)
+    wanted = their_gradients(shape, theirs, total)
+    alone, of_packed = gradients(model, ours), gradients(model, together)
+    found.update(loss=apart(ours, total), packed=apart(together, ours))
+    found.update(gradient=far(model, alone, wanted), packed_gradient=far(model, of_packed, alone))
+    for how in ("selective", "full"):
+        other = load(shape, weights.read(shape, source), checkpointing=how).train()
+        found[how] = far(model, gradients(other, other(count=count, **batch)), of_packed)
+    found["parameters"] = shape.parameters == sum(each.numel() for each in wanted.values())
+    return found
+
+
+def of_text(model, text, positions):
+    """Gradients of a text in a batch without images."""
+    images = images_of([], text, 16, model.shape.tower.pixels)
+    if model.shape.tower.window:
+        images = dataclasses.replace(images, windows=images.ends)
+    without = gradients(model, model(text, text, positions=positions, images=images))
+    plain = gradients(model, model(text, text, positions=positions))
+    seen = [each for key, each in without.items() if model.part_of(key) != "language"]
+    language = [key for key in without if model.part_of(key) == "language"]
+    return {
+        "without images": bool(seen) and all(each is not None and not each.any() for each in seen),
+        "text": max(apart(without[key], plain[key]) for key in language),
+    }
+
+
 def compared(name, folder):
     """The differences of one case."""
     family, config = CASES[name]
@@ -212,71 +296,17 @@ def compared(name, folder):
     theirs.save_pretrained(folder / "theirs")
     shape = families.read_shape(folder / "theirs")
     model = load(shape, weights.read(shape, folder / "theirs"))
+    copies, problems = exchanged(model, folder / "theirs", folder)
     kind = (Llava if family == "llava_onevision" else Qwen)(theirs)
-    export(model, folder / "ours", weights.read_kept(folder / "theirs"))
-    export(model, folder / "bare", {})
-    again, problems = loaded(folder / "ours")
-    bare, more_problems = loaded(folder / "bare")
-    pixels = shape.tower.pixels
-    found = {"problems": [*problems, *more_problems], "logits": 0.0, "exported": 0.0}
-    made, losses, their_losses = documents(kind), [], []
-    count = torch.tensor(float(sum(tokens.numel() for tokens, _, _ in made)))
-    lines, targets_of = [], []
-    for tokens, given, part in made:
-        images = images_of([part] if part else [], tokens, 8, pixels)
-        positions = kind.positions(tokens, given)
-        wanted = theirs(tokens, position_ids=positions, **given).logits
-        found["logits"] = max(found["logits"], apart(logits_of(model, tokens, images, positions), wanted))
-        for other in (again, bare):
-            found["exported"] = max(
-                found["exported"], apart(other(tokens, position_ids=positions, **given).logits, wanted)
-            )
-        targets = tokens.roll(-1, 1).masked_fill(
-            (tokens.roll(-1, 1) == IMAGE) | (torch.rand(tokens.shape) < 0.2), IGNORED
-        )
-        losses.append(model(tokens, targets, count=count, positions=positions, images=images))
-        their_losses.append(F.cross_entropy(wanted[0], targets[0], ignore_index=IGNORED, reduction="sum") / count)
-        lines.append(tokens)
-        targets_of.append(targets)
-    tokens, targets = torch.cat(lines, 1), torch.cat(targets_of, 1)
-    spare = -tokens.shape[1] % 2
-    tokens, targets = (F.pad(each, (0, spare), value=-100 if each is targets else 0) for each in (tokens, targets))
-    each_positions = [kind.positions(each, given) for each, given, _ in made]
-    line = None
-    if each_positions[0] is not None:
-        line = F.pad(torch.cat(each_positions, 2), (0, spare)).view(3, 2, -1)
-    ends = torch.tensor([0, *itertools.accumulate(each.shape[1] for each in lines), tokens.numel()], dtype=torch.int32)
-    packed_images = images_of([part for _, _, part in made if part], tokens, 16, pixels)
-    arguments = (tokens.view(2, -1), targets.view(2, -1), None, ends, count)
-
-    def packed(other):
-        return other(*arguments, positions=line, images=packed_images)
-
-    total = packed(model)
-    wanted = their_gradients(shape, theirs, sum(their_losses))
-    alone, of_packed = gradients(model, sum(losses)), gradients(model, total)
-    found["loss"] = apart(sum(losses), sum(their_losses))
-    found["packed"] = apart(total, sum(losses))
-    found["gradient"] = max(apart(each[: len(wanted[key])], wanted[key]) for key, each in alone.items())
-    found["packed gradient"] = max(apart(each, alone[key]) for key, each in of_packed.items())
-    for how in ("selective", "full"):
-        other = load(shape, weights.read(shape, folder / "theirs"), checkpointing=how).train()
-        found[how] = max(apart(each, of_packed[key]) for key, each in gradients(other, packed(other)).items())
-    text = made[2][0]
-    of_text = kind.positions(text, {})
-    empty = images_of([], text, 16, pixels)
-    if shape.tower.window:
-        empty = dataclasses.replace(empty, windows=empty.ends)
-    without = gradients(model, model(text, text, positions=of_text, images=empty))
-    seen = [each for key, each in without.items() if model.part_of(key) != "language"]
-    plain = gradients(model, model(text, text, positions=of_text))
-    found["without images"] = len(seen) and all(each is not None and not each.any() for each in seen)
-    found["text"] = max(apart(each, plain[key]) for key, each in without.items() if model.part_of(key) == "language")
-    record = json.loads(json.dumps(dataclasses.asdict(shape)))
-    found["record"] = shapes.from_record(record) == shape
-    found["parameters"] = shape.parameters == sum(each.numel() for each in wanted.values())
-    found["read"] = families.read_shape(folder / "bare") == shape
-    return found
+    documents = [document(kind, each) for each in SIZES]
+    text = documents[2]
+    return {
+        "problems": problems,
+        **of_documents(model, theirs, copies, documents, folder / "theirs"),
+        **of_text(model, text.tokens, text.positions),
+        "record": shapes.from_record(json.loads(json.dumps(dataclasses.asdict(shape)))) == shape,
+        "read": families.read_shape(folder / "bare") == shape,
+    }
 
 
 def composed(name, folder):
@@ -298,7 +328,7 @@ def composed(name, folder):
     export(model, folder / "ours", {})
     theirs, problems = loaded(folder / "ours")
     kind, found = Llava(theirs), {"problems": problems, "logits": 0.0}
-    for tokens, given, part in documents(kind):
+    for tokens, _, given, part, _ in (document(kind, each) for each in SIZES):
         images = images_of([part] if part else [], tokens, 8, shape.tower.pixels)
         found["logits"] = max(
             found["logits"], apart(logits_of(model, tokens, images, None), theirs(tokens, **given).logits)

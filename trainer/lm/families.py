@@ -46,24 +46,19 @@ class Theirs(NamedTuple):
 class Format(Protocol):
     """How Hugging Face stores a kind of models: this module, and ``trainer.vlm.families``."""
 
-    @staticmethod
-    def theirs(shape: Any, name: str) -> Tuple[Theirs, ...]:
+    def theirs(self, shape: Any, name: str) -> Tuple[Theirs, ...]:
         """Return the parameters of Hugging Face that make up one of ours."""
 
-    @staticmethod
-    def stored_name(shape: Any, name: str) -> str:
+    def stored_name(self, shape: Any, name: str) -> str:
         """Return the name that ``theirs`` has for a tensor of a file."""
 
-    @staticmethod
-    def config_of(shape: Any) -> Dict[str, Any]:
+    def config_of(self, shape: Any) -> Dict[str, Any]:
         """Return the ``config.json`` of a shape, without tokens and data type."""
 
-    @staticmethod
-    def updated(shape: Any, config: Mapping[str, Any]) -> Dict[str, Any]:
+    def updated(self, shape: Any, config: Mapping[str, Any]) -> Dict[str, Any]:
         """Return the ``config.json`` that the model came with, as it is now."""
 
-    @staticmethod
-    def unused(shape: Any) -> Dict[str, Tuple[Tuple[int, ...], float]]:
+    def unused(self, shape: Any) -> Dict[str, Tuple[Tuple[int, ...], float]]:
         """Return size and value of the parameters that Hugging Face expects, but that change no output."""
 
 
@@ -242,6 +237,11 @@ def shape_of(config: Mapping[str, Any], path: Path) -> Shape:
 
 
 def checked_sizes(config: Mapping[str, Any], path: Path, *names: str) -> Dict[str, int]:
+    """Return sizes of a ``config.json``.
+
+    Raises:
+        RefusedError: one is missing, no whole number, or too large.
+    """
     missing = [name for name in names if config.get(name) is None]
     if missing:
         raise RefusedError("%s has no %s" % (path, ", ".join(missing)), _FIX)
@@ -255,6 +255,11 @@ def checked_sizes(config: Mapping[str, Any], path: Path, *names: str) -> Dict[st
 
 
 def checked_number(config: Mapping[str, Any], path: Path, name: str, default: float, bound: Bound) -> float:
+    """Return a number of a ``config.json``, or ``default`` without one.
+
+    Raises:
+        RefusedError: it is none, or outside of ``bound``.
+    """
     value = config.get(name)
     if value is None:
         return default

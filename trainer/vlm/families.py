@@ -126,12 +126,12 @@ def _pinpoints(points: Any, side: int, path: Path) -> Tuple[Tuple[int, int], ...
         return tuple((side * rows, side * columns) for rows in range(1, 7) for columns in range(1, 7))
     sides = Bound(low=1, high=1 << 16)
     is_list = isinstance(points, list) and 0 < len(points) <= _MOST_PINPOINTS
-    for point in points if is_list else [None]:
-        is_pair = isinstance(point, list) and len(point) == 2 and all(type(each) is int for each in point)
-        if not is_pair or not all(sides.allows(each) and each % side == 0 for each in point):
+    found = [point if isinstance(point, list) else [] for point in points] if is_list else [[]]
+    for point in found:
+        if len(point) != 2 or any(type(each) is not int or not sides.allows(each) or each % side for each in point):
             what = "%s: image_grid_pinpoints has %r, which is no height and width in tiles of %d" % (path, point, side)
             raise RefusedError(what, _FIX)
-    return tuple((height, width) for height, width in points)
+    return tuple((height, width) for height, width in found)
 
 
 def _tiles(ratio: Any, path: Path) -> int:

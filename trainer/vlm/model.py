@@ -47,7 +47,7 @@ class VisionLanguage(Decoder):
         super().compile_whole()
         self._see = torch.compile(self.features)
 
-    def forward(  # noqa: PLR0913 - those of the decoder, and the images
+    def forward(
         self,
         tokens: torch.Tensor,
         targets: Optional[torch.Tensor] = None,

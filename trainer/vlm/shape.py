@@ -1,7 +1,7 @@
 """The sizes of a vision-language model: those of its decoder, and of its vision tower. It needs no torch.
 
-Two kinds of models, as transformers defines them (v5.6.0, ``src/transformers/models``): ``llava_onevision``, whose tower
-is that of SigLIP or CLIP and whose decoder is any of ``trainer.lm``, and ``qwen2_5_vl``, which has its own tower.
+Two kinds of models, as transformers v5.6.0 defines them (``src/transformers/models``): ``llava_onevision`` with a tower
+of SigLIP or CLIP and a decoder of type llama, qwen2 or qwen3, and ``qwen2_5_vl`` with its own tower.
 """
 
 from __future__ import annotations

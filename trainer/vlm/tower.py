@@ -9,7 +9,7 @@ windows. CLIP adds a class token in front of each image or tile; it is no featur
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import List, Optional, Tuple, cast
+from typing import List, Tuple, cast
 
 import torch
 from torch import nn
