@@ -53,6 +53,29 @@ def test_a_composed_model_keeps_both_parts_and_draws_the_rest_from_the_seed(foun
     assert row["seeds"] == [True, False]
 
 
+ENGINES = ("plain", "fsdp", "zero3")
+
+
+@pytest.fixture(scope="module")
+def trained(gpt):
+    """Losses and norms by case, engine and number of ranks."""
+    rows = {}
+    for ranks, engines in ((1, ENGINES[:1]), (2, ENGINES)):
+        result = gpt.run(HERE / "vlm_engines.py", *engines, ranks=ranks)
+        assert result.returncode == 0, result.stderr
+        for row in map(json.loads, (line for line in result.stdout.splitlines() if line.startswith("{"))):
+            rows[row["case"], row["engine"], ranks] = row["losses"] + row["norms"]
+    return rows
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_engine_trains_alike_although_only_one_rank_has_an_image(trained, engine):
+    cases = {case for case, _, _ in trained}
+    assert len(cases) == 2
+    for case in cases:
+        assert trained[case, engine, 2] == pytest.approx(trained[case, "plain", 1], rel=1e-5)
+
+
 QWEN, LLAVA, CLIP = "qwen2.5-vl", "siglip and qwen2", "clip and llama"
 REFUSED = {  # a case, what config.json says instead, and what the line says
     "type": (LLAVA, {"model_type": "llava"}, "a model of type llava; known are llava_onevision, qwen2_5_vl"),
