@@ -53,6 +53,11 @@ def test_a_composed_model_keeps_both_parts_and_draws_the_rest_from_the_seed(foun
     assert row["seeds"] == [True, False]
 
 
+@pytest.mark.parametrize("case", COMPOSED)
+def test_transformers_reads_how_a_composed_model_sees_images(found, case):
+    assert found[case]["images"] == [28, 8, 0.1, 0.2, 0.3]  # 8 pairs of rows and columns have at most 4 tiles
+
+
 ENGINES = ("plain", "fsdp", "zero3")
 
 

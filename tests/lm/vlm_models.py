@@ -26,7 +26,7 @@ from trainer.lm import weights
 from trainer.lm.batch import IGNORED, Images
 from trainer.lm.model import fill, sizes
 from trainer.vlm import families
-from trainer.vlm.model import composed_weights
+from trainer.vlm.compose import PREPROCESSOR, compose
 
 SIZES = ([(30, 75)], [(28, 28), (50, 20), (64, 64)], [], [(61, 58)])  # of the images of each document, in pixels
 
@@ -319,13 +319,12 @@ def composed(name, folder):
     for each, where in ((vision, "vision"), (text, "text")):
         randomise(each)
         each.save_pretrained(folder / where)
-    shape, text_shape = families.compose(folder / "vision", folder / "text", IMAGE)
-    drawn = [
-        dict(composed_weights(shape, text_shape, folder / "vision", folder / "text", seed, torch.device("cpu")))
-        for seed in (1, 1, 2)
-    ]
+    (folder / "vision" / PREPROCESSOR).write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3]}))
+    described = compose(folder / "vision", folder / "text", IMAGE, tiles=4)
+    shape = described.shape
+    drawn = [dict(described.weights(seed, torch.device("cpu"))) for seed in (1, 1, 2)]
     model = load(shape, drawn[0].items())
-    export(model, folder / "ours", {})
+    export(model, folder / "ours", described.kept())
     theirs, problems = loaded(folder / "ours")
     kind, found = Llava(theirs), {"problems": problems, "logits": 0.0}
     for tokens, _, given, part, _ in (document(kind, each) for each in SIZES):
@@ -339,6 +338,8 @@ def composed(name, folder):
     parts = [getattr(each, "vision_model", each) for each in (theirs.model.vision_tower, vision)]
     states = [each(pixels, output_hidden_states=True).hidden_states for each in parts]
     found["tower"] = apart(states[0][-1], states[1][-2 if tower == "clip" else -1])
+    processor = LlavaOnevisionImageProcessorPil.from_pretrained(folder / "ours")
+    found["images"] = [processor.size["height"], len(processor.image_grid_pinpoints), *processor.image_mean]
     found["seeds"] = [all(one.equal(other[key]) for key, one in drawn[0].items()) for other in drawn[1:]]
     return found
 

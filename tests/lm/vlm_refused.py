@@ -7,6 +7,7 @@ from pathlib import Path
 from trainer.lm import weights
 from trainer.lm.errors import RefusedError
 from trainer.vlm import families
+from trainer.vlm.compose import compose
 
 
 def refusal(act):
@@ -31,6 +32,6 @@ gpt2 = cases / "gpt2"
 gpt2.mkdir()
 sizes = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 8, "vocab_size": 300}
 (gpt2 / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
-found["compose gpt2"] = refusal(lambda: families.compose(vision, gpt2, 299))
-found["compose token"] = refusal(lambda: families.compose(vision, text, 300))
+found["compose gpt2"] = refusal(lambda: compose(vision, gpt2, 299))
+found["compose token"] = refusal(lambda: compose(vision, text, 300))
 sys.stdout.write(json.dumps(found))

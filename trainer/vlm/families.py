@@ -85,8 +85,8 @@ def _llava(config: Mapping[str, Any], path: Path) -> VlmShape:
     if strategy != _strategy(tower):
         what = "%s: vision_feature_select_strategy %s with a tower of %s" % (path, strategy, tower.kind)
         raise RefusedError(what, "use a model with %s: all patches, no class token" % _strategy(tower))
-    tower = replace(tower, n_layer=_used(config.get("vision_feature_layer", -1), tower.n_layer, path))
-    shape = _with_tower(families.shape_of(text, path), "llava_onevision", tower)
+    tower = replace(tower, n_layer=layers_used(config.get("vision_feature_layer", -1), tower.n_layer, path))
+    shape = with_tower(families.shape_of(text, path), "llava_onevision", tower)
     return replace(
         shape,
         image_token=_token(config, path, "image_token_index", "image_token_id", shape.vocab_size, 151646),
@@ -101,8 +101,12 @@ def _strategy(tower: Tower) -> str:
     return "default" if tower.has_class_token else "full"
 
 
-def _used(layer: Any, layers: int, path: Path) -> int:
-    """Return how many layers run for the output of layer ``layer``, counted from the end if negative."""
+def layers_used(layer: Any, layers: int, path: Path) -> int:
+    """Return how many layers run for the output of layer ``layer``, counted from the end if negative.
+
+    Raises:
+        RefusedError: there is no such layer.
+    """
     used = layers + 1 + layer if type(layer) is int and layer < 0 else layer
     if type(used) is not int or not 1 <= used <= layers:
         what = "%s: vision_feature_layer %r is no layer of a tower with %d" % (path, layer, layers)
@@ -141,7 +145,12 @@ def _tiles(ratio: Any, path: Path) -> int:
     return int(found[1])
 
 
-def _with_tower(text: Shape, kind: str, tower: Tower) -> VlmShape:
+def with_tower(text: Shape, kind: str, tower: Tower) -> VlmShape:
+    """Return the shape of a model of a decoder and a tower.
+
+    Raises:
+        RefusedError: the decoder is a GPT-2.
+    """
     if text.is_gpt2:
         raise RefusedError("a decoder of type gpt2 cannot be part of a %s model" % kind, "use llama, qwen2 or qwen3")
     return VlmShape(**{name: getattr(text, name) for name in text.__dataclass_fields__}, kind=kind, tower=tower)
@@ -207,7 +216,7 @@ def _qwen(config: Mapping[str, Any], path: Path) -> VlmShape:
         raise RefusedError(what, _FIX)
     assert decoder.rope
     decoder = replace(decoder, rope=replace(decoder.rope, sections=tuple(sections)))
-    shape = _with_tower(decoder, "qwen2_5_vl", _qwen_tower(config, path, decoder.n_embd))
+    shape = with_tower(decoder, "qwen2_5_vl", _qwen_tower(config, path, decoder.n_embd))
     return replace(shape, image_token=_token(config, path, "image_token_id", "", shape.vocab_size, 151655))
 
 
@@ -245,28 +254,6 @@ def _qwen_tower(config: Mapping[str, Any], path: Path, width_of_text: int) -> To
         whole=tuple(whole),
         activation="silu",
     )
-
-
-def compose(vision_folder: Path, text_folder: Path, image_token: int, tiles: int = 9) -> Tuple[VlmShape, Shape]:
-    """Return a ``llava_onevision`` model of a SigLIP or CLIP folder and a language model's, and the latter's shape.
-
-    Features are the output of the last layer for SigLIP, and of the last but one for CLIP, as LLaVA's. Images are cut
-    into 1 to 6 tiles in each direction, and ``tiles`` of them keep their resolution.
-
-    Raises:
-        RefusedError: config.json is missing, or describes another kind of model; or the token is none of the model.
-    """
-    text = families.read_shape(text_folder)
-    path = vision_folder / CONFIG
-    tower = tower_of({"model_type": "", **families.read_config(vision_folder)}, path)
-    if not 0 <= image_token < text.vocab_size:
-        what = "image token %d: %s has %d tokens" % (image_token, text_folder, text.vocab_size)
-        raise RefusedError(what, "use a token of the model that no text has")
-    if tower.has_class_token:
-        tower = replace(tower, n_layer=_used(-2, tower.n_layer, path))
-    shape = _with_tower(text, "llava_onevision", tower)
-    pinpoints = _pinpoints(None, tower.side, path)
-    return replace(shape, image_token=image_token, pinpoints=pinpoints, tiles=tiles), text
 
 
 _VISION_PARTS = {

@@ -7,17 +7,13 @@ zero. So engines, which wait for the gradient of every parameter, need not know.
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-from typing import Callable, Iterator, List, Optional, Sequence
+from typing import Callable, List, Optional, Sequence
 
 import torch
 from torch import nn
 
-from trainer.lm import weights
 from trainer.lm.batch import Images
-from trainer.lm.model import Decoder, Layer, Named, Past, sizes
-from trainer.lm.shape import Shape
+from trainer.lm.model import Decoder, Layer, Past
 from trainer.vlm.shape import VlmShape
 from trainer.vlm.tower import Projector, Vision
 
@@ -76,34 +72,6 @@ class VisionLanguage(Decoder):
         if self.newline is not None:
             found = torch.cat((found, self.newline.unsqueeze(0)))
         return found.index_select(0, images.features)
-
-
-def new_weights(shape: VlmShape, seed: int, device: torch.device) -> Iterator[Named]:
-    """Yield initial weights of the projector and of the line end, as transformers draws them, fp32."""
-    generator = torch.Generator(device).manual_seed(seed)
-    for name, size in sizes(shape).items():
-        if name == "newline":
-            drawn = torch.empty(size, device=device).normal_(0.0, 1 / math.sqrt(size[0]), generator=generator)
-        elif name.startswith("projector.") and len(size) > 1:
-            drawn = torch.empty(size, device=device).normal_(0.0, 0.02, generator=generator)
-        elif name.startswith("projector."):
-            drawn = torch.full(size, 1.0 if name == "projector.norm.weight" else 0.0, device=device)
-        else:
-            continue
-        yield name, drawn
-
-
-def composed_weights(
-    shape: VlmShape, text: Shape, vision_folder: Path, text_folder: Path, seed: int, device: torch.device
-) -> Iterator[Named]:
-    """Yield the weights of a model that ``families.compose`` described: of its two folders, and new ones between them.
-
-    Raises:
-        RefusedError: weights are missing or have another shape.
-    """
-    yield from weights.read(text, text_folder)
-    yield from weights.read(shape, vision_folder, "tower.")
-    yield from new_weights(shape, seed, device)
 
 
 def flops_per_patch(shape: VlmShape, patches: int, is_frozen: bool = False) -> float:
