@@ -98,7 +98,9 @@ def dtype_for(config: Config, device: torch.device) -> torch.dtype:
 def run(model: Callable[..., torch.Tensor], batch: Batch) -> torch.Tensor:
     """Return the loss of a batch."""
     count = torch.full((), batch.count, device=batch.tokens.device)  # a number would be compiled in
-    return model(batch.tokens, batch.targets, None, batch.ends, count)
+    more = {"images": batch.images, "positions": batch.positions}
+    given = {name: each for name, each in more.items() if each is not None}
+    return model(batch.tokens, batch.targets, None, batch.ends, count, **given)
 
 
 def compile_for(config: Config, device: torch.device, shape: Shape) -> str:
@@ -146,8 +148,8 @@ def creation(config: Config, ranks: Ranks, micro_steps: int) -> Creation:
 
 def compile_layers(model: Decoder) -> None:
     """Compile each layer and the loss, separately. Hooks around a layer stay outside."""
-    for layer in model.layers:
-        layer.forward = torch.compile(layer.forward)
+    for layer in model.blocks:
+        layer.forward = torch.compile(layer.forward)  # type: ignore[method-assign]
     model.pieces = torch.compile(loss_and_gradient)
 
 

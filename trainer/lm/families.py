@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Protocol, Tuple
 
 from trainer.bounds import Bound
 from trainer.lm.errors import RefusedError
@@ -32,13 +32,34 @@ _CLASSES = {
 class Theirs(NamedTuple):
     """A parameter of Hugging Face: its part of ours starts at row ``start`` and has ``rows`` rows (0: all).
 
-    ``turned``: their matrix is the transpose of ours (Conv1D).
+    ``turned``: their matrix is the transpose of ours (Conv1D). ``size``: theirs, if it has other dimensions than ours:
+    a convolution over patches is a matrix.
     """
 
     name: str
     start: int = 0
     rows: int = 0
     turned: bool = False
+    size: Tuple[int, ...] = ()
+
+
+class Format(Protocol):
+    """How Hugging Face stores a kind of models: this module, and ``trainer.vlm.families``."""
+
+    def theirs(self, shape: Any, name: str) -> Tuple[Theirs, ...]:
+        """Return the parameters of Hugging Face that make up one of ours."""
+
+    def stored_name(self, shape: Any, name: str) -> str:
+        """Return the name that ``theirs`` has for a tensor of a file."""
+
+    def config_of(self, shape: Any) -> Dict[str, Any]:
+        """Return the ``config.json`` of a shape, without tokens and data type."""
+
+    def updated(self, shape: Any, config: Mapping[str, Any]) -> Dict[str, Any]:
+        """Return the ``config.json`` that the model came with, as it is now."""
+
+    def unused(self, shape: Any) -> Dict[str, Tuple[Tuple[int, ...], float]]:
+        """Return size and value of the parameters that Hugging Face expects, but that change no output."""
 
 
 _GPT2 = {
@@ -86,6 +107,23 @@ def theirs(shape: Shape, name: str) -> Tuple[Theirs, ...]:
             Theirs("%s%s_proj.%s" % (at, which, kind), i * shape.inner, shape.inner) for i, which in enumerate(names)
         )
     return (Theirs(_filled(_LLAMA[part], layer) + "." + kind),)
+
+
+def stored_name(shape: Shape, name: str) -> str:
+    """See ``Format``."""
+    del shape
+    return name
+
+
+def updated(shape: Shape, config: Mapping[str, Any]) -> Dict[str, Any]:
+    """See ``Format``. A training may use fewer positions of GPT-2."""
+    return {**config, **({"n_positions": shape.block_size, "n_ctx": shape.block_size} if shape.is_gpt2 else {})}
+
+
+def unused(shape: Shape) -> Dict[str, Tuple[Tuple[int, ...], float]]:
+    """See ``Format``."""
+    del shape
+    return {}
 
 
 def _filled(name: str, layer: str) -> str:
@@ -198,7 +236,12 @@ def shape_of(config: Mapping[str, Any], path: Path) -> Shape:
     return _gpt2(config, path) if family == "gpt2" else _llama(config, path, str(family))
 
 
-def _sizes(config: Mapping[str, Any], path: Path, *names: str) -> Dict[str, int]:
+def checked_sizes(config: Mapping[str, Any], path: Path, *names: str) -> Dict[str, int]:
+    """Return sizes of a ``config.json``.
+
+    Raises:
+        RefusedError: one is missing, no whole number, or too large.
+    """
     missing = [name for name in names if config.get(name) is None]
     if missing:
         raise RefusedError("%s has no %s" % (path, ", ".join(missing)), _FIX)
@@ -211,7 +254,12 @@ def _sizes(config: Mapping[str, Any], path: Path, *names: str) -> Dict[str, int]
     return found
 
 
-def _number(config: Mapping[str, Any], path: Path, name: str, default: float, bound: Bound) -> float:
+def checked_number(config: Mapping[str, Any], path: Path, name: str, default: float, bound: Bound) -> float:
+    """Return a number of a ``config.json``, or ``default`` without one.
+
+    Raises:
+        RefusedError: it is none, or outside of ``bound``.
+    """
     value = config.get(name)
     if value is None:
         return default
@@ -222,8 +270,8 @@ def _number(config: Mapping[str, Any], path: Path, name: str, default: float, bo
 
 def _gpt2(config: Mapping[str, Any], path: Path) -> Shape:
     positions = config.get("n_positions", config.get("n_ctx"))
-    found = _sizes({**config, "n_positions": positions}, path, "n_layer", "n_head", "n_embd", "vocab_size")
-    block = _sizes({"n_positions": positions}, path, "n_positions")["n_positions"]
+    found = checked_sizes({**config, "n_positions": positions}, path, "n_layer", "n_head", "n_embd", "vocab_size")
+    block = checked_sizes({"n_positions": positions}, path, "n_positions")["n_positions"]
     if config.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"):
         what = "%s: activation %s is not GPT-2's" % (path, config["activation_function"])
         raise RefusedError(what, "use a GPT-2 folder")
@@ -233,15 +281,17 @@ def _gpt2(config: Mapping[str, Any], path: Path) -> Shape:
 
 def _llama(config: Mapping[str, Any], path: Path, family: str) -> Shape:
     names = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size")
-    found = _sizes(config, path, *names, "intermediate_size")
+    found = checked_sizes(config, path, *names, "intermediate_size")
     layers, heads, width, positions, vocabulary = (found[name] for name in names)
-    kv_heads = _sizes({"num_key_value_heads": heads, **config}, path, "num_key_value_heads")["num_key_value_heads"]
+    kv_heads = checked_sizes({"num_key_value_heads": heads, **config}, path, "num_key_value_heads")[
+        "num_key_value_heads"
+    ]
     _check_multiple(path, heads, kv_heads, "num_attention_heads", "num_key_value_heads")
     if config.get("head_dim") is None:
         _check_multiple(path, width, heads, "hidden_size", "num_attention_heads")
         head = width // heads
     else:
-        head = _sizes(config, path, "head_dim")["head_dim"]
+        head = checked_sizes(config, path, "head_dim")["head_dim"]
     _check_multiple(path, head, 2, "head_dim", "2")
     if config.get("hidden_act", "silu") != "silu":
         raise RefusedError("%s: activation %s is not silu" % (path, config["hidden_act"]), "use a model with SwiGLU")
@@ -258,7 +308,7 @@ def _llama(config: Mapping[str, Any], path: Path, family: str) -> Shape:
         n_kv_head=kv_heads,
         head_width=head,
         n_inner=found["intermediate_size"],
-        norm_eps=_number(config, path, "rms_norm_eps", 1e-6, Bound(above=0, high=1)),
+        norm_eps=checked_number(config, path, "rms_norm_eps", 1e-6, Bound(above=0, high=1)),
         tied=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=family == "qwen2" or biased,
         out_bias=family != "qwen2" and biased,
@@ -281,17 +331,19 @@ def _rope(config: Mapping[str, Any], path: Path, positions: int) -> Rope:
         raise RefusedError("%s: RoPE of type %s; known are %s" % (path, kind, ", ".join(_KINDS)), "use another model")
     if scaling.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0)) != 1.0:
         raise RefusedError("%s: partial rotary positions are not supported" % path, "use another model")
-    theta = _number({"rope_theta": 10000.0, **config, **scaling}, path, "rope_theta", 1e4, Bound(above=1, high=1e12))
+    theta = checked_number(
+        {"rope_theta": 10000.0, **config, **scaling}, path, "rope_theta", 1e4, Bound(above=1, high=1e12)
+    )
     base = Rope(theta=theta, kind=kind, original=positions)
     if kind == "default":
         return base
     above = Bound(above=0, high=1e6)
 
     def number(name: str, default: float, bound: Bound = above) -> float:
-        return _number(scaling, path, name, default, bound)
+        return checked_number(scaling, path, name, default, bound)
 
     originals = {"original_max_position_embeddings": positions, **config, **scaling}
-    original = _sizes(originals, path, "original_max_position_embeddings")["original_max_position_embeddings"]
+    original = checked_sizes(originals, path, "original_max_position_embeddings")["original_max_position_embeddings"]
     attention = scaling.get("attention_factor")
     return replace(
         base,

@@ -43,7 +43,7 @@ def shard(model: Decoder, config: Config, ranks: Ranks, dtype: torch.dtype) -> N
         "mp_policy": precision,
         "offload_policy": CPUOffloadPolicy(pin_memory=on_gpu) if offloads else OffloadPolicy(),
     }
-    for layer in model.layers:
+    for layer in model.blocks:
         fully_shard(layer, **how)
     if model.head is not None:
         fully_shard(model.embed, **how)

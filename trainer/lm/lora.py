@@ -89,7 +89,7 @@ def places(shape: Shape, targets: str) -> List[Place]:
     found = []
     for name, size in sizes(shape).items():
         if name.startswith("layers.") and name.endswith(".weight") and len(size) > 1:
-            for each in families.theirs(shape, name):
+            for each in shape.format.theirs(shape, name):
                 rows = each.rows or size[0]
                 found.append(Place(name[: -len(".weight")], each.name[: -len(".weight")], each.start, rows, size[1]))
     known = list(dict.fromkeys(each.target for each in found))

@@ -14,7 +14,20 @@ import inspect
 import math
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
-from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, NamedTuple, Optional, Sequence, Tuple, cast
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+    cast,
+)
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
@@ -22,33 +35,42 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from trainer.lm.loss import Pieces, chunked_loss, loss_and_gradient
-from trainer.lm.shape import Rope, Shape
+from trainer.lm.shape import LayerShape, Rope, Shape
 
 Named = Tuple[str, torch.Tensor]
 CHECKPOINTING = ("off", "selective", "full")
+ACTIVATIONS: Dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # names as in config.json
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "silu": F.silu,
+}
 
 
 class Borders(NamedTuple):
     """The documents of a batch. ``ends``: int32, from 0 to all tokens; repeated values are empty documents.
 
     ``mask`` is None on a GPU, whose kernel reads the ends; elsewhere (1, 1, tokens, tokens), true where one token sees
-    another. ``longest`` is at least the tokens of the longest document.
+    another. ``longest`` is at least the tokens of the longest document. ``is_causal``: a token sees none after it.
     """
 
     ends: torch.Tensor
     longest: int
     mask: Optional[torch.Tensor]
+    is_causal: bool = True
 
 
-def borders_of(ends: torch.Tensor, tokens: int, longest: int) -> Tuple[Borders, torch.Tensor]:
+def borders_of(ends: torch.Tensor, tokens: int, longest: int, is_causal: bool = True) -> Tuple[Borders, torch.Tensor]:
     """Return the borders of documents, and each token's position in its document, (tokens,), int64."""
     places = torch.arange(tokens, device=ends.device)
     document = torch.searchsorted(ends, places, right=True)
     positions = places - ends[document - 1]
     if ends.device.type == "cuda":
-        return Borders(ends, longest, None), positions
-    same = document.unsqueeze(0) == document.unsqueeze(1)
-    return Borders(ends, longest, (same & (places.unsqueeze(1) >= places)).view(1, 1, tokens, tokens)), positions
+        return Borders(ends, longest, None, is_causal), positions
+    sees = document.unsqueeze(0) == document.unsqueeze(1)
+    if is_causal:
+        sees = sees & (places.unsqueeze(1) >= places)
+    return Borders(ends, longest, sees.view(1, 1, tokens, tokens), is_causal), positions
 
 
 class Past:
@@ -129,7 +151,7 @@ def turned(x: torch.Tensor, turn: Turn) -> torch.Tensor:
 
 
 class Norm(nn.Module):
-    """LayerNorm with bias for GPT-2, else RMSNorm."""
+    """LayerNorm with bias, or RMSNorm."""
 
     def __init__(self, width: int, eps: float, bias: bool) -> None:
         super().__init__()
@@ -145,9 +167,9 @@ class Norm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention, with as many heads of keys and values as queries, or fewer."""
+    """Self-attention, causal without borders, with as many heads of keys and values as queries, or fewer."""
 
-    def __init__(self, shape: Shape, dropout: float) -> None:
+    def __init__(self, shape: LayerShape, dropout: float) -> None:
         super().__init__()
         self.qkv = nn.Linear(shape.n_embd, shape.qkv, bias=shape.qkv_bias)
         self.out = nn.Linear(shape.n_head * shape.head, shape.n_embd, bias=shape.out_bias)
@@ -186,45 +208,46 @@ class Attention(nn.Module):
 
 
 def varlen_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, borders: Borders) -> torch.Tensor:
-    """Causal attention within each document, on a GPU. All have the shape (tokens, heads, head width)."""
+    """Attention within each document, on a GPU. All have the shape (tokens, heads, head width)."""
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415 - torch 2.11 and later
 
     if q.shape[1] != k.shape[1]:
         k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for each in (k, v))
     at = (borders.ends, borders.ends, borders.longest, borders.longest)
-    return cast("torch.Tensor", varlen_attn(q, k, v, *at, window_size=(-1, 0)))
+    return cast("torch.Tensor", varlen_attn(q, k, v, *at, window_size=(-1, 0 if borders.is_causal else -1)))
 
 
 class MLP(nn.Module):
-    """Two matrices with GPT-2's GELU between them (the tanh approximation), or with SwiGLU (arXiv 2002.05202)."""
+    """Two matrices with an activation between them, perhaps gated: SwiGLU (arXiv 2002.05202)."""
 
-    def __init__(self, shape: Shape, dropout: float) -> None:
+    def __init__(self, shape: LayerShape, dropout: float) -> None:
         super().__init__()
-        self.gated = not shape.is_gpt2
+        self.gated = shape.is_gated
+        self.activation = shape.activation
         self.up = nn.Linear(shape.n_embd, (1 + self.gated) * shape.inner, bias=shape.mlp_bias)
         self.down = nn.Linear(shape.inner, shape.n_embd, bias=shape.mlp_bias)
         self.dropout = dropout
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map (batch, tokens, width) to the same shape."""
-        x = self.up(x)
+        x, activate = self.up(x), ACTIVATIONS[self.activation]
         if self.gated:
             gate, up = x.chunk(2, dim=-1)
-            x = F.silu(gate) * up
+            x = activate(gate) * up
         else:
-            x = F.gelu(x, approximate="tanh")
+            x = activate(x)
         return F.dropout(self.down(x), self.dropout, self.training)
 
 
 class Layer(nn.Module):
     """A transformer layer. ``checkpointing`` is one of ``CHECKPOINTING``."""
 
-    def __init__(self, shape: Shape, dropout: float, checkpointing: str = "off") -> None:
+    def __init__(self, shape: LayerShape, dropout: float, checkpointing: str = "off") -> None:
         super().__init__()
         self.checkpointing = checkpointing
-        self.norm1 = Norm(shape.n_embd, shape.norm_eps, bias=shape.is_gpt2)
+        self.norm1 = Norm(shape.n_embd, shape.norm_eps, bias=not shape.is_gated)
         self.attention = Attention(shape, dropout)
-        self.norm2 = Norm(shape.n_embd, shape.norm_eps, bias=shape.is_gpt2)
+        self.norm2 = Norm(shape.n_embd, shape.norm_eps, bias=not shape.is_gated)
         self.mlp = MLP(shape, dropout)
 
     def forward(
@@ -257,7 +280,7 @@ class Decoder(nn.Module):
         self.embed = nn.Embedding(shape.rows, shape.n_embd)
         self.places = nn.Embedding(shape.block_size, shape.n_embd) if shape.is_gpt2 else None
         self.layers = nn.ModuleList([Layer(shape, dropout, checkpointing) for _ in range(shape.n_layer)])
-        self.norm = Norm(shape.n_embd, shape.norm_eps, bias=shape.is_gpt2)
+        self.norm = Norm(shape.n_embd, shape.norm_eps, bias=not shape.is_gated)
         self.head = None if shape.tied else nn.Linear(shape.n_embd, shape.rows, bias=False)
 
     def compile_whole(self) -> None:
@@ -271,6 +294,11 @@ class Decoder(nn.Module):
         return "language"
 
     @property
+    def blocks(self) -> List[Layer]:
+        """All transformer layers: what is compiled, sharded and gathered one by one."""
+        return [cast("Layer", layer) for layer in self.layers]
+
+    @property
     def output(self) -> torch.Tensor:
         """The matrix of the output layer, (rows, width)."""
         return self.embed.weight if self.head is None else self.head.weight
@@ -282,6 +310,7 @@ class Decoder(nn.Module):
         past: Optional[Sequence[Past]] = None,
         ends: Optional[torch.Tensor] = None,
         count: Optional[torch.Tensor] = None,
+        positions: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
         """Map tokens (batch, n), int64, to the loss, a float32 scalar; without targets to the last logits.
 
@@ -292,12 +321,25 @@ class Decoder(nn.Module):
                 then one at a time, ``block_size`` in total.
             ends: of the documents over the whole batch, int32, starting with 0; None: each row is one document.
             count: what the sum of the losses is divided by; None: all targets.
+            positions: (3, batch, n), int64: in time, height and width (M-RoPE); None: the places in the documents.
 
         Returns:
             The loss; or the logits of the last token, (batch, vocabulary), float32.
         """
+        return self.loss(self.embed(tokens), targets, past, ends, count, positions)
+
+    def loss(
+        self,
+        x: torch.Tensor,
+        targets: Optional[torch.Tensor],
+        past: Optional[Sequence[Past]],
+        ends: Optional[torch.Tensor],
+        count: Optional[torch.Tensor],
+        positions: Optional[torch.Tensor],
+    ) -> torch.Tensor:
+        """Map embedded tokens (batch, n, width) to what ``forward`` returns."""
         hidden = self._whole if self._whole and self.training else self.hidden  # an evaluation is not compiled again
-        x = hidden(self.embed(tokens), past, ends)
+        x = hidden(x, past, ends, positions)
         if targets is None:
             return F.linear(x[:, -1], self.output)[:, : self.shape.vocab_size].float()
         flat = x.reshape(-1, x.shape[-1])
@@ -305,22 +347,26 @@ class Decoder(nn.Module):
         return total / (targets.numel() if count is None else count)
 
     def hidden(
-        self, x: torch.Tensor, past: Optional[Sequence[Past]] = None, ends: Optional[torch.Tensor] = None
+        self,
+        x: torch.Tensor,
+        past: Optional[Sequence[Past]] = None,
+        ends: Optional[torch.Tensor] = None,
+        positions: Optional[torch.Tensor] = None,
     ) -> torch.Tensor:
         """Map embedded tokens (batch, n, width) to the last hidden states, of the same shape. See ``forward``."""
         batch, n, _ = x.shape
         borders: Optional[Borders] = None
         if ends is not None:
-            borders, positions = borders_of(ends, batch * n, n)
-            positions = positions.view(batch, n)
+            borders, places = borders_of(ends, batch * n, n)
+            places = places.view(batch, n)
         else:
             first = past[0].seen if past else 0
-            positions = torch.arange(first, first + n, device=x.device).unsqueeze(0)
+            places = torch.arange(first, first + n, device=x.device).unsqueeze(0)
         turn: Optional[Turn] = None
         if self.places is not None:
-            x = x + self.places(positions)
+            x = x + self.places(places)
         else:
-            turn = self._turn(positions)
+            turn = self._turn(places if positions is None else positions)
         x = F.dropout(x, self.dropout, self.training)
         for number, layer in enumerate(self.layers):
             x = layer(x, turn, borders, past[number] if past else None)
@@ -329,6 +375,10 @@ class Decoder(nn.Module):
     def _turn(self, positions: torch.Tensor) -> Turn:
         angle, factor = _frequencies_on(self.shape, positions.device)
         angles = positions.unsqueeze(-1).float() * angle
+        if positions.dim() == 3:  # M-RoPE: some pairs turn with the time, others with the height and the width
+            assert self.shape.rope
+            parts = angles.split(self.shape.rope.sections, dim=-1)
+            angles = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
         angles = torch.cat((angles, angles), dim=-1).unsqueeze(2)
         return angles.cos() * factor, angles.sin() * factor
 
@@ -350,7 +400,7 @@ _keep_products = partial(create_selective_checkpoint_contexts, _policy)
 def sizes(shape: Shape) -> Dict[str, torch.Size]:
     """Return the size of each parameter of a model, without allocating it."""
     with torch.device("meta"):
-        return {name: parameter.shape for name, parameter in Decoder(shape).named_parameters()}
+        return {name: parameter.shape for name, parameter in shape.make().named_parameters()}
 
 
 def first_weights(shape: Shape, seed: int, device: torch.device) -> Iterator[Named]:

@@ -8,7 +8,11 @@ model covers them all (``model.py``).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, Dict, Mapping, Optional
+from typing import TYPE_CHECKING, Any, Dict, Mapping, Optional, Protocol, Tuple
+
+if TYPE_CHECKING:
+    from trainer.lm.families import Format
+    from trainer.lm.model import Decoder
 
 PAD = 128  # rows
 FAMILIES = ("gpt2", "llama", "qwen2", "qwen3")
@@ -33,6 +37,43 @@ class Rope:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+    sections: Tuple[int, ...] = ()  # pairs of a head that turn with time, height and width (M-RoPE); (): with places
+
+
+class LayerShape(Protocol):
+    """The sizes of a transformer layer, of a decoder or of a vision tower.
+
+    ``is_gated``: SwiGLU and RMSNorm, instead of an ``activation`` between two matrices and LayerNorm. ``kv_heads``:
+    heads of keys and of values. ``head``: width of a head. ``inner``: width between the matrices of the MLP. ``qkv``:
+    rows of the matrix of queries, keys and values.
+    """
+
+    @property
+    def n_head(self) -> int: ...  # noqa: D102 - above
+    @property
+    def n_embd(self) -> int: ...  # noqa: D102
+    @property
+    def norm_eps(self) -> float: ...  # noqa: D102
+    @property
+    def qkv_bias(self) -> bool: ...  # noqa: D102
+    @property
+    def out_bias(self) -> bool: ...  # noqa: D102
+    @property
+    def mlp_bias(self) -> bool: ...  # noqa: D102
+    @property
+    def qk_norm(self) -> bool: ...  # noqa: D102
+    @property
+    def is_gated(self) -> bool: ...  # noqa: D102
+    @property
+    def activation(self) -> str: ...  # noqa: D102
+    @property
+    def kv_heads(self) -> int: ...  # noqa: D102
+    @property
+    def head(self) -> int: ...  # noqa: D102
+    @property
+    def inner(self) -> int: ...  # noqa: D102
+    @property
+    def qkv(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -63,6 +104,16 @@ class Shape:
     def is_gpt2(self) -> bool:
         """Whether the model has learned positions, LayerNorm and GELU, instead of rotary ones, RMSNorm and SwiGLU."""
         return self.family == "gpt2"
+
+    @property
+    def is_gated(self) -> bool:
+        """See ``LayerShape``."""
+        return not self.is_gpt2
+
+    @property
+    def activation(self) -> str:
+        """One of ``model.ACTIVATIONS``: GPT-2's GELU is the tanh approximation."""
+        return "gelu_pytorch_tanh" if self.is_gpt2 else "silu"
 
     @property
     def qk_norm(self) -> bool:
@@ -97,7 +148,7 @@ class Shape:
     @property
     def parameters(self) -> int:
         """Parameters without padding. With ``tied`` the output layer shares the embedding's matrix."""
-        width, gated = self.n_embd, not self.is_gpt2
+        width, gated = self.n_embd, self.is_gated
         attention = width * self.qkv + self.n_head * self.head * width
         attention += self.qkv_bias * self.qkv + self.out_bias * width + self.qk_norm * 2 * self.head
         mlp = (2 + gated) * width * self.inner + self.mlp_bias * ((1 + gated) * self.inner + width)
@@ -105,9 +156,32 @@ class Shape:
         around = self.vocab_size * width * (1 if self.tied else 2) + norms + (0 if gated else self.block_size * width)
         return around + self.n_layer * (attention + mlp + 2 * norms)
 
+    def make(self, dropout: float = 0.0, checkpointing: str = "off") -> Decoder:
+        """Create the model, with torch's initial weights. See ``Decoder``."""
+        from trainer.lm.model import Decoder  # noqa: PLC0415 - it imports this module, and torch
+
+        return Decoder(self, dropout, checkpointing)
+
+    @property
+    def format(self) -> Format:
+        """How Hugging Face stores models of this kind."""
+        from trainer.lm import families  # noqa: PLC0415 - it imports this module
+
+        return families
+
 
 def from_record(record: Mapping[str, Any]) -> Shape:
     """Return the shape that ``dataclasses.asdict`` made a record of. Fields of later versions are skipped."""
-    known = {each.name: record[each.name] for each in fields(Shape) if each.name in record}
+    if "tower" in record:
+        from trainer.vlm import shape as vlm  # noqa: PLC0415 - it imports this module
+
+        return vlm.from_record(record)
+    return Shape(**known_fields(Shape, record))
+
+
+def known_fields(kind: Any, record: Mapping[str, Any]) -> Dict[str, Any]:
+    """Return the arguments that a record has for ``Shape``, or for a class derived from it."""
+    known = {each.name: record[each.name] for each in fields(kind) if each.name in record}
     rope: Optional[Dict[str, Any]] = known.get("rope")
-    return Shape(**dict(known, rope=Rope(**rope) if rope else None))
+    turns = dict(rope, sections=tuple(rope.get("sections", ()))) if rope else None
+    return dict(known, rope=Rope(**turns) if turns else None)

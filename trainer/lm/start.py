@@ -392,7 +392,7 @@ def make_model(
         say(lora.described(model, config))
         return model
     with how.context:
-        model = Decoder(start.shape, config.dropout, config.checkpointing)
+        model = start.shape.make(config.dropout, config.checkpointing)
     parts.freeze(model, config, dtype)
     if config.fp8 != "off":
         for choice in convert(model, config, ranks):

@@ -30,6 +30,8 @@ KEPT = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "preprocessor_config.json",
+    "processor_config.json",
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
@@ -69,8 +71,9 @@ def read_kept(folder: Path) -> Dict[str, bytes]:
 class _Stored:
     """The tensors of a folder by name. A context manager, because it keeps files open."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, shape: Shape, folder: Path) -> None:
         self._folder = folder
+        self._name = partial(shape.format.stored_name, shape)
         self._open = ExitStack()
         self._readers: Dict[str, Callable[[], torch.Tensor]] = {}
 
@@ -80,7 +83,7 @@ class _Stored:
         for path in files:
             file: Any = self._open.enter_context(safe_open(str(path), framework="pt"))
             for name in file.keys():  # noqa: SIM118 - not a dictionary
-                self._readers[name] = partial(file.get_tensor, name)
+                self._readers[self._name(name)] = partial(file.get_tensor, name)
         if not files:
             found = sorted(self._folder.glob("pytorch_model*.bin"))
             if not found:
@@ -88,7 +91,7 @@ class _Stored:
             for path in found:
                 maps = zipfile.is_zipfile(path)  # files from before torch 1.6 are not archives and cannot be mapped
                 held = torch.load(path, map_location="cpu", weights_only=True, mmap=maps)
-                self._readers.update({name: partial(held.__getitem__, name) for name in held})
+                self._readers.update({self._name(name): partial(held.__getitem__, name) for name in held})
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,17 +121,21 @@ def _check_shards(folder: Path) -> None:
         raise RefusedError(what, "copy %s of the model to %s" % (missing[0], folder))
 
 
-def read(shape: Shape, folder: Path) -> Iterator[Named]:
+def read(shape: Shape, folder: Path, prefix: str = "") -> Iterator[Named]:
     """Yield the weights of a model one by one, in our layout, without positions beyond its block.
+
+    ``prefix``: only those whose names start with it.
 
     Raises:
         RefusedError: weights are missing or have another shape.
     """
     try:
-        with _Stored(folder) as stored:
+        with _Stored(shape, folder) as stored:
             for name, size in sizes(shape).items():
+                if not name.startswith(prefix):
+                    continue
                 wanted = _unpadded(shape, name, size)
-                parts = [_ours(stored, each, name, wanted, folder) for each in families.theirs(shape, name)]
+                parts = [_ours(stored, each, name, wanted, folder) for each in shape.format.theirs(shape, name)]
                 tensor = torch.cat(parts) if len(parts) > 1 else parts[0]
                 yield name, F.pad(tensor, (0, 0, 0, size[0] - wanted[0])) if size != wanted else tensor
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError) as error:
@@ -141,8 +148,8 @@ def _ours(stored: _Stored, each: Theirs, name: str, size: torch.Size, folder: Pa
         tensor = tensor.t()
     if name == "places.weight":
         tensor = tensor[: size[0]]
-    _check_size(folder, each.name, tensor.shape, torch.Size((each.rows or size[0], *size[1:])))
-    return tensor
+    _check_size(folder, each.name, tensor.shape, torch.Size(each.size or (each.rows or size[0], *size[1:])))
+    return tensor.reshape(size) if each.size else tensor
 
 
 def _check_size(folder: Path, name: str, found: torch.Size, wanted: torch.Size) -> None:
@@ -175,17 +182,21 @@ def export(
     wanted = sizes(shape)
     entries: List[Entry] = []
     for name, padded in wanted.items():
-        for each in families.theirs(shape, name):
-            size = list(_unpadded(shape, name, padded))
+        for each in shape.format.theirs(shape, name):
+            size = list(each.size or _unpadded(shape, name, padded))
             size[0] = each.rows or size[0]
             entries.append(Entry(each.name, size[::-1] if each.turned else size, dtype))
+    unused = shape.format.unused(shape)
+    entries.extend(Entry(name, size, dtype) for name, (size, _) in unused.items())
 
     def tensors() -> Iterator[torch.Tensor]:
         for name, size in wanted.items():
             tensor = whole(name, size)[: _unpadded(shape, name, size)[0]]
-            for each in families.theirs(shape, name):
+            for each in shape.format.theirs(shape, name):
                 part = tensor[each.start : each.start + each.rows] if each.rows else tensor
                 yield part.t().contiguous() if each.turned else part
+        for size, value in unused.values():
+            yield torch.full(size, value)
 
     write_tensors(folder / "model.safetensors", entries, tensors())
     for name, content in kept.items():
@@ -204,12 +215,10 @@ def _configs(
 ) -> Dict[str, Dict[str, Any]]:
     """Return the contents of ``config.json`` and, unless the model had one, ``generation_config.json``."""
     digest = {DIGEST: vocabulary.digest} if vocabulary else {}
-    ours = {**families.config_of(shape), "torch_dtype": dtype, **digest}
+    ours = {**shape.format.config_of(shape), "torch_dtype": dtype, **digest}
     if CONFIG in kept:
-        before = {**json.loads(kept[CONFIG]), "torch_dtype": dtype, **digest}
+        before = {**shape.format.updated(shape, json.loads(kept[CONFIG])), "torch_dtype": dtype, **digest}
         before.pop("dtype", None)  # transformers 5 calls it so, and would prefer it
-        if shape.is_gpt2:
-            before.update(n_positions=shape.block_size, n_ctx=shape.block_size)
         return {CONFIG: before}
     end = vocabulary.end if vocabulary else GPT2 - 1 if shape.vocab_size == GPT2 else None
     ends = {"bos_token_id": end, "eos_token_id": end}

@@ -1,0 +1,134 @@
+"""A model of a vision tower and a language model, with a new projector between them: as LLaVA-OneVision begins."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Dict, Iterator
+
+import torch
+
+from trainer.lm import families as texts
+from trainer.lm import weights
+from trainer.lm.errors import RefusedError
+from trainer.lm.families import CONFIG
+from trainer.lm.model import Named, sizes
+from trainer.lm.shape import Shape
+from trainer.vlm import families
+from trainer.vlm.shape import VlmShape
+
+PREPROCESSOR = "preprocessor_config.json"
+_MOST_TILES = 6  # in one direction
+_COLOURS = {  # the defaults of transformers
+    "siglip": {"image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+    "clip": {
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+    },
+}
+
+
+@dataclass(frozen=True)
+class Composed:
+    """A model that does not exist yet: the folders of its tower and its language model, and its shape."""
+
+    vision: Path
+    text: Path
+    text_shape: Shape
+    shape: VlmShape
+
+    def weights(self, seed: int, device: torch.device) -> Iterator[Named]:
+        """Yield the weights of both folders, and new ones of the projector and of the line end.
+
+        Equal seeds and device types give equal weights.
+
+        Raises:
+            RefusedError: weights are missing or have another shape.
+        """
+        yield from weights.read(self.text_shape, self.text)
+        yield from weights.read(self.shape, self.vision, "tower.")
+        yield from _new_weights(self.shape, seed, device)
+
+    def kept(self) -> Dict[str, bytes]:
+        """Return the small files of the new model: tokens as the language model's, images as the tower's.
+
+        Raises:
+            RefusedError: one of them cannot be read.
+        """
+        found = weights.read_kept(self.text)
+        images = _preprocessor(self.shape, weights.read_kept(self.vision).get(PREPROCESSOR, b"{}"))
+        for name, content in ((CONFIG, families.config_of(self.shape)), (PREPROCESSOR, images)):
+            found[name] = (json.dumps(content, indent=2) + "\n").encode()
+        return found
+
+
+def compose(vision: Path, text: Path, image_token: int, tiles: int = 9) -> Composed:
+    """Describe a ``llava_onevision`` model of a SigLIP or CLIP folder and a language model's.
+
+    Features are the output of the last layer of SigLIP, and of the last but one of CLIP, as LLaVA's. Images are cut
+    into ``tiles`` tiles at most, 1 to 6 in each direction.
+
+    Args:
+        vision: a folder with a model of type ``siglip``, ``siglip_vision_model``, ``clip`` or ``clip_vision_model``.
+        text: a folder with a model of type llama, qwen2 or qwen3.
+        image_token: the token that stands for a feature of an image: one that no text has.
+        tiles: of an image, at most.
+
+    Raises:
+        RefusedError: config.json is missing, or describes another kind of model; or the token is none of the model.
+    """
+    text_shape = texts.read_shape(text)
+    path = vision / CONFIG
+    tower = families.tower_of({"model_type": "", **texts.read_config(vision)}, path)
+    if not 0 <= image_token < text_shape.vocab_size:
+        what = "image token %d: %s has %d tokens" % (image_token, text, text_shape.vocab_size)
+        raise RefusedError(what, "use a token of the model that no text has")
+    if tower.has_class_token:
+        tower = replace(tower, n_layer=families.layers_used(-2, tower.n_layer, path))
+    side, counts = tower.side, range(1, _MOST_TILES + 1)
+    pinpoints = tuple((side * high, side * wide) for high in counts for wide in counts if high * wide <= tiles)
+    shape = families.with_tower(text_shape, "llava_onevision", tower)
+    shape = replace(shape, image_token=image_token, pinpoints=pinpoints, tiles=tiles)
+    return Composed(vision, text, text_shape, shape)
+
+
+def _new_weights(shape: VlmShape, seed: int, device: torch.device) -> Iterator[Named]:
+    """Yield initial weights as transformers draws them, fp32."""
+    generator = torch.Generator(device).manual_seed(seed)
+    for name, size in sizes(shape).items():
+        if name != "newline" and not name.startswith("projector."):
+            continue
+        if len(size) < 2 and name != "newline":
+            yield name, torch.zeros(size, device=device)
+            continue
+        spread = 1 / math.sqrt(size[0]) if name == "newline" else 0.02
+        yield name, torch.empty(size, device=device).normal_(0.0, spread, generator=generator)
+
+
+def _preprocessor(shape: VlmShape, content: bytes) -> Dict[str, Any]:
+    """Return how transformers makes tiles of an image: with the colours of the tower's own file."""
+    tower = shape.tower
+    try:
+        of_tower = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        what = "%s of the vision tower cannot be read: %s" % (PREPROCESSOR, error)
+        raise RefusedError(what, "restore the file that came with the model") from error
+    if not isinstance(of_tower, dict):
+        raise RefusedError("%s of the vision tower is not a JSON object" % PREPROCESSOR, "restore the file")
+    colours = {name: of_tower.get(name, default) for name, default in _COLOURS[tower.kind].items()}
+    return {
+        "image_processor_type": "LlavaOnevisionImageProcessor",
+        "processor_class": "LlavaOnevisionProcessor",
+        "do_convert_rgb": True,
+        "do_normalize": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "do_pad": True,
+        "rescale_factor": 1 / 255,
+        "resample": 3,
+        "size": {"height": tower.side, "width": tower.side},
+        "image_grid_pinpoints": [list(each) for each in shape.pinpoints],
+        **colours,
+    }
