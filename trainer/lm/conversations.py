@@ -82,20 +82,21 @@ def read_with_images(record: Dict[str, Any], place: str) -> Conversation:
     for message in _messages(record, place, with_images=True):
         parts: List[Dict[str, Any]] = []
         for part in _split(message["content"]):
-            if part["type"] == "image":
-                if message["role"] == "assistant":
-                    raise RefusedError("%s has an image in an answer, and models only write text" % place)
-                if "image" in part:
-                    images.append(part["image"])
-                else:
-                    images.extend(listed[markers : markers + 1])
-                    markers += 1
-                part = {"type": "image"}
-            parts.append(part)
+            if part["type"] == "text":
+                parts.append(part)
+                continue
+            if message["role"] == "assistant":
+                raise RefusedError("%s has an image in an answer, and models only write text" % place)
+            if "image" in part:
+                images.append(part["image"])
+            else:
+                images.extend(listed[markers : markers + 1])
+                markers += 1
+            parts.append({"type": "image"})
         messages.append({**message, "content": parts})
     if markers != len(listed):
-        what = "%s: the conversation has %d %s, but the field %r has %d images"
-        raise RefusedError(what % (place, markers, IMAGE, name, len(listed)))
+        what = "%s: the texts have %s %d times, but the number of images in the field %r is %d"
+        raise RefusedError(what % (place, IMAGE, markers, name, len(listed)))
     if len(images) > IMAGES:
         raise RefusedError("%s has %d images, more than %d" % (place, len(images), IMAGES))
     return Conversation(messages, _tools(record.get("tools"), place), tuple(images))

@@ -62,6 +62,12 @@ class Packed:
         """Return the number of batches of an epoch."""
         return -(-self.plan.rows(1) // batch)
 
+    def report(self) -> str:
+        """Return a line about the packing of the first epoch."""
+        epoch, padding = self.plan.epoch(0), 100 * self.plan.padding()
+        facts = (len(epoch.samples), epoch.rows, self.plan.room, padding)
+        return "the first epoch has %d samples in %d rows of %d tokens, %.1f %% of them padding" % facts
+
     def batch(self, layout: Layout, step: int, micro: int) -> Batch:
         """See ``Source``."""
         block = self.plan.room
@@ -260,11 +266,3 @@ def _of(part: Part, chosen: Sequence[int], weight: float) -> Part:
     numbers = array("q", [part.numbers[each] for each in chosen])
     lengths, targets = (array("I", [values[each] for each in chosen]) for values in (part.lengths, part.targets))
     return Part(part.source, weight, numbers, lengths, targets)
-
-
-def report(source: Packed) -> str:
-    """Return a line about the packing of the first epoch."""
-    epoch, room = source.plan.epoch(0), source.plan.room
-    padding = 100 * source.plan.padding()
-    facts = (len(epoch.samples), epoch.rows, room, padding)
-    return "the first epoch has %d samples in %d rows of %d tokens, %.1f %% of them padding" % facts

@@ -16,7 +16,7 @@ from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
 from heapq import heappop, heapreplace
-from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 WINDOW_ROWS = 64  # rows of a window
 FULL = 0.99  # of a window's tokens: not worth a second attempt
@@ -148,37 +148,59 @@ def _pack_fullest(longest_first: Sequence[int], lengths: Sequence[int], room: in
     return rows, left
 
 
+# The cost of a row for a sample, of the shares of both rooms that would be left in it.
+COSTS: Sequence[Callable[[float, float], float]] = (
+    lambda first, second: abs(first - second),  # rows stay in proportion
+    lambda first, second: -min(first, second),  # the emptiest row
+    lambda first, second: first + second,  # the fullest row
+)
+
+
 def _pack_both(
     samples: Sequence[int], lengths: Sequence[int], room: int, most: int, count: int, second: Second
 ) -> Packed:
-    """Put samples into rows that have room for both sizes.
+    """Put samples into rows that have room for both sizes, in the way of ``COSTS`` that leaves least padding."""
+    sizes, other = second.sizes, second.room
 
-    Those with a second size go first, the largest first, into the row that has most room left of what is scarcer there.
-    The others then fill the gaps.
-    """
-    sizes, capacity = second.sizes, second.room
+    def share(sample: int) -> float:
+        return max(lengths[sample] / room, sizes[sample] / other)
 
-    def share(sample: int) -> Tuple[bool, float]:
-        return sizes[sample] > 0, max(lengths[sample] / room, sizes[sample] / capacity)
+    longest_first = sorted(samples, key=share, reverse=True)
+    found: List[Packed] = []
+    for cost in COSTS:
+        found.append(_pack_by(cost, longest_first, lengths, room, most, count, second))
+        if _fill(found[-1], lengths) >= FULL * room:
+            break
+    return max(found, key=lambda packed: _fill(packed, lengths))
 
+
+def _pack_by(
+    cost: Callable[[float, float], float],
+    longest_first: Sequence[int],
+    lengths: Sequence[int],
+    room: int,
+    most: int,
+    count: int,
+    second: Second,
+) -> Packed:
+    """Put each sample into the row of the lowest cost that has room for it."""
     rows: List[List[int]] = [[] for _ in range(count)]
-    free = [room] * count
-    free_second = [capacity] * count
+    free, free_other = [room] * count, [second.room] * count
     left: List[int] = []
-    for sample in sorted(samples, key=share, reverse=True):
-        length, size = lengths[sample], sizes[sample]
-        best, best_room = -1, 2.0
-        for row in range(count):
-            if free[row] >= length and free_second[row] >= size and len(rows[row]) < most:
-                after = (free[row] - length) / room
-                if after < best_room:
-                    best, best_room = row, after
-        if best < 0:
+    for sample in longest_first:
+        length, size = lengths[sample], second.sizes[sample]
+        costs = [
+            (cost((free[row] - length) / room, (free_other[row] - size) / second.room), row)
+            for row in range(count)
+            if free[row] >= length and free_other[row] >= size and len(rows[row]) < most
+        ]
+        if not costs:
             left.append(sample)
             continue
-        rows[best].append(sample)
-        free[best] -= length
-        free_second[best] -= size
+        _, row = min(costs)
+        rows[row].append(sample)
+        free[row] -= length
+        free_other[row] -= size
     return [row for row in rows if row], left
 
 
@@ -303,9 +325,15 @@ class Plan:
 
     def padding(self, epoch: int = 0) -> float:
         """Return the share of an epoch's tokens that are padding."""
+        return self._padding(epoch, self.lengths, self.room)
+
+    def padding_of_second(self, epoch: int = 0) -> float:
+        """Return the share of an epoch's room for second sizes that is padding."""
+        return self._padding(epoch, self.second.sizes, self.second.room) if self.second else 0.0
+
+    def _padding(self, epoch: int, sizes: Sequence[int], room: int) -> float:
         packed = self.epoch(epoch)
-        used = sum(map(self.lengths.__getitem__, packed.samples))
-        return 1 - used / max(1, packed.rows * self.room)
+        return 1 - sum(map(sizes.__getitem__, packed.samples)) / max(1, packed.rows * room)
 
 
 def steps(rows: int, global_batch: int) -> int:

@@ -84,7 +84,7 @@ class Encoder:
         """
         return self.template.render(conversations.read(record, place), place), None
 
-    def more(self, known: Sequence[Any]) -> Files:
+    def more(self, known: Sequence[Any]) -> Files:  # noqa: ARG002 - of an encoder with images
         """Return more of the samples of a group, by the name of a file."""
         return {}
 

@@ -16,7 +16,7 @@ from trainer.lm import packing
 from trainer.vlm.processing import QWEN, Processing
 
 TRIED = (1.0, 1.02, 1.04, 1.07, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)  # times the mean patches of a row
-ROWS = 256  # packed to compare capacities
+ROWS = 512  # packed to compare capacities
 GOOD = 0.01  # share of tokens that may be padding
 NEAR = 0.005  # above the least padding
 
@@ -96,4 +96,5 @@ def _padding(chosen: Sequence[int], lengths: Sequence[int], patches: Sequence[in
     second = packing.Second(patches, room)
     most = packing.most_per_row(lengths, block)
     rows = packing.pack_epoch(chosen, lengths, block, most, 0, second).rows
-    return 1 - sum(lengths[each] for each in chosen) / (rows * block)
+    # The last row is seldom full, which says nothing about a whole epoch.
+    return 1 - min(1.0, sum(lengths[each] for each in chosen) / (max(1, rows - 1) * block))

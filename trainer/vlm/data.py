@@ -20,8 +20,8 @@ from trainer.lm import chat, finetune, packing, records, tokenized
 from trainer.lm.batch import Batch, Images, Layout
 from trainer.lm.errors import FailedError, RefusedError
 from trainer.lm.finetune import FineTuningData, Part
-from trainer.lm.tokenized import TOKEN, Tokenized
-from trainer.vlm.capacity import Capacity, capacity_of, choose
+from trainer.lm.tokenized import Tokenized
+from trainer.vlm.capacity import Capacity, capacity_of, choose, unit
 from trainer.vlm.encoding import Encoding, with_token
 from trainer.vlm.grids import LINE_END, Grid, grid_of, layout_of
 from trainer.vlm.images import Reference, patches_of, pixels_of
@@ -147,8 +147,7 @@ def pictured(source: Tokenized, cache: Path, processing: Processing, folder: Pat
         size = (where / "references.bin").stat().st_size
         references = np.memmap(where / "references.bin", dtype="u1", mode="r") if size else np.empty(0, dtype="u1")
         expected = (len(source.lengths), counts.sum(), images[:, 3].sum(dtype=np.int64))
-        if expected != (len(counts), len(images), size):
-            raise ValueError("counts.bin, images.bin and references.bin do not match")
+        _check_sizes(expected, (len(counts), len(images), size))
     except (OSError, ValueError) as error:
         raise RefusedError("%s cannot be read: %s" % (where, error), "delete the folder") from error
     alone = np.repeat(counts == 1, counts)
@@ -167,6 +166,11 @@ def pictured(source: Tokenized, cache: Path, processing: Processing, folder: Pat
         reference_ends=reference_ends,
         sizes=sizes,
     )
+
+
+def _check_sizes(found: Tuple[int, ...], expected: Tuple[int, ...]) -> None:
+    if found != expected:
+        raise ValueError("counts.bin, images.bin and references.bin do not match")
 
 
 def patches_in(part: Part) -> List[int]:
@@ -207,6 +211,11 @@ class Packed(finetune.Packed):
         self.capacity = capacity
         self._processing = _pictured(parts[0].source).processing
         self._pool = pool
+
+    def report(self) -> str:
+        """See ``finetune.Packed``."""
+        facts = (super().report(), self.capacity.patches, 100 * self.plan.padding_of_second())
+        return "%s, and room for %d patches in each row, %.1f %% of them padding" % facts
 
     def batch(self, layout: Layout, step: int, micro: int) -> Batch:
         """See ``Source``.
@@ -347,17 +356,18 @@ def open_data(named: Sequence[str], evaluated: Sequence[str], reading: Reading, 
     """
     tokenizer, token, processing = with_token(finetune.tokenizer_of(reading.model), processing)
     template = chat.load(reading.model, reading.template)
+    most = -(-reading.patches // unit(processing)) * unit(processing)
 
     def tokenized_of(path: Path, name: str) -> Pictured:
         folder = Path(reading.images) if reading.images else path if path.is_dir() else path.parent
         encoding = Encoding(tokenizer, template, reading.skips, token, str(folder.absolute()))
         found = tokenized.prepare(records.files_of(path), name, encoding, reading.cache, reading.workers)
-        return replace(pictured(found, reading.cache, processing, folder.absolute()), capacity=reading.patches)
+        return replace(pictured(found, reading.cache, processing, folder.absolute()), capacity=most)
 
     opened = finetune.open_sets(named, evaluated, reading, template.where, tokenized_of)
     parts = [*opened.train, *opened.held_back.values()]
     sizes = np.concatenate([_pictured(part.source).sizes for part in parts])
-    patches = reading.patches or choose(
+    patches = most or choose(
         processing,
         reading.block,
         [each for part in opened.train for each in part.lengths],

@@ -48,7 +48,7 @@ class Reference:
 
     def name(self) -> str:
         """Return its name in messages."""
-        return self.at if isinstance(self.at, str) else "an image of %d bytes in the record" % len(self.at)
+        return "the image %s" % self.at[:200] if isinstance(self.at, str) else "an image of %d bytes" % len(self.at)
 
 
 def reference(value: Any, place: str) -> Reference:
@@ -62,8 +62,7 @@ def reference(value: Any, place: str) -> Reference:
         RefusedError: it is none of these.
     """
     if isinstance(value, dict):
-        data = value.get("bytes")
-        value = data if data else value.get("path") or value.get("url")
+        value = value.get("bytes") or value.get("path") or value.get("url")
     if isinstance(value, bytes):
         return Reference(value)
     if not isinstance(value, str) or not value:
@@ -72,7 +71,7 @@ def reference(value: Any, place: str) -> Reference:
         return Reference(_decoded(value, place))
     scheme = value.partition("://")[0] if "://" in value[:16] else ""
     if scheme and scheme != "file":
-        what = "%s: the image %s is a URL of another machine" % (place, value[:200])
+        what = "%s: the image %s is on another machine" % (place, value[:200])
         raise RefusedError(what, "download it, and write its path into the record")
     path = unquote(urlsplit(value).path) if scheme else value
     if len(path) > NAME or "\0" in path or not path:
@@ -96,7 +95,8 @@ def size_of(image: Reference, folder: Path, place: str) -> Tuple[int, int]:
     Raises:
         RefusedError: the image cannot be opened. The message names ``place``.
     """
-    return _opened(image, folder, place, _checked_size)
+    height, width = _opened(image, folder, place, _checked_size)
+    return height, width
 
 
 def pixels_of(image: Reference, folder: Path, size: Tuple[int, int], place: str) -> Any:
@@ -129,7 +129,7 @@ def _opened(image: Reference, folder: Path, place: str, use: Any) -> Any:
         shown = getattr(error, "strerror", None) or str(error) or type(error).__name__
         if type(error).__name__ == "UnidentifiedImageError":
             shown = "its format is none of %s" % ", ".join(FORMATS)
-        what = "%s: the image %s cannot be read: %s" % (place, image.name()[:200], shown[:300])
+        what = "%s: %s cannot be read: %s" % (place, image.name(), shown[:300])
         raise RefusedError(what, "replace the image, or leave such records out with --skip-wrong") from error
 
 

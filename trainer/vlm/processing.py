@@ -97,16 +97,12 @@ def read(folder: Path, max_pixels: int = 0, tiles: int = TILES) -> Processing:
         found = _tiled(vision, _preprocessor(folder), token, tiles)
         grids = _pinpoints(config, found.tile, tiles)
         return replace(found, grids=grids)
-    what = "%s: the model_type is %r, and trainer.vlm trains %s" % (
-        folder / CONFIG,
-        kind,
-        " and ".join((QWEN, ONEVISION)),
-    )
+    what = "%s: the model_type is %r, and trainer.vlm trains %s and %s" % (folder / CONFIG, kind, QWEN, ONEVISION)
     raise RefusedError(what, "see docs/training.md for the models")
 
 
 def of_tower(folder: Path, tiles: int = TILES) -> Processing:
-    """Read the processing of a tower of SigLIP or CLIP that is composed with a decoder. It sees LLaVA-OneVision's tiles.
+    """Read the processing of a tower of SigLIP or CLIP that a decoder is put behind. It sees LLaVA-OneVision's tiles.
 
     Raises:
         RefusedError: see ``read``.
@@ -195,14 +191,14 @@ def _qwen(config: _Fields, fields: _Fields, max_pixels: int) -> Processing:
         what = "images of Qwen2.5-VL have at least %d pixels, but at most %d are allowed"
         raise RefusedError(what % (max(least, (patch * merge) ** 2), most), "use a larger --max-pixels")
     token = config.whole("image_token_id", 0)
-    sizes = {"merge": merge, "window": window, "min_pixels": least, "max_pixels": most}
-    return Processing(QWEN, patch, token=token, **sizes, **_common(fields))
+    found = Processing(QWEN, patch, token=token, merge=merge, window=window, **_common(fields))
+    return replace(found, min_pixels=least, max_pixels=most)
 
 
 def _tiled(vision: _Fields, fields: _Fields, token: int, tiles: int) -> Processing:
     tile = vision.whole("image_size", 1, SIDE)
     patch = vision.whole("patch_size", 1, tile)
-    grids = tuple((rows, tiles_of) for rows in range(1, 7) for tiles_of in range(1, 7) if rows * tiles_of <= tiles)
+    grids = tuple((rows, columns) for rows in range(1, 7) for columns in range(1, 7) if rows * columns <= tiles)
     return Processing(ONEVISION, patch, token=token, tile=tile, grids=grids, **_common(fields))
 
 
