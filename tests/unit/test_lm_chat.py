@@ -230,8 +230,13 @@ def test_openai_tool_calls_have_their_arguments_as_an_object():
         ({"messages": [{"role": "king", "content": "x"}]}, r"messages\[0\]: the field 'role' is 'king', not one of"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "the field 'content' has parts that are no text",
+            "the field 'content' has images, but this model only reads text",
         ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "video"}]}]},
+            "the field 'content' has parts that are no text and no image",
+        ),
+        ({"image": "a.png", "conversations": []}, "the field 'image' has images, but this model only reads text"),
         ({"messages": []}, "has no answer"),
         ({"conversations": [{"from": "human", "value": "a"}]}, "has no answer"),
         ({"conversations": [{"from": "function_call", "value": "{"}]}, "the function call is not JSON"),

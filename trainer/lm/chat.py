@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from trainer.lm.conversations import Conversation
+from trainer.lm.conversations import Conversation, text_of
 from trainer.lm.errors import RefusedError
 
 DAY = dt.datetime(2024, 7, 26, tzinfo=dt.timezone.utc)  # the day that Llama 3's template names by default
@@ -121,7 +121,7 @@ class ChatTemplate:
             is_last = number == len(messages) - 1
             prompt = self._rendered(Conversation(messages[:number], tools), place, asks=True)
             turn = text if is_last else self._rendered(Conversation(messages[: number + 1], tools), place)
-            answer = _located(text, prompt, turn, str(message["content"]))
+            answer = _located(text, prompt, turn, text_of(message["content"]))
             if answer:
                 answers.append(answer)
             elif is_last:

@@ -11,7 +11,7 @@ import os
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -36,8 +36,16 @@ class Part:
 class Packed:
     """A ``Source``: samples of several sets, packed into rows of ``block`` tokens."""
 
-    def __init__(self, parts: Sequence[Part], block: int, seed: int, epochs: int = 0) -> None:
-        self.plan = packing.Plan([each.lengths for each in parts], [each.weight for each in parts], block, seed, epochs)
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        block: int,
+        seed: int,
+        epochs: int = 0,
+        second: Optional[packing.Second] = None,
+    ) -> None:
+        weights = [each.weight for each in parts]
+        self.plan = packing.Plan([each.lengths for each in parts], weights, block, seed, epochs, second)
         self._parts = list(parts)
         self._firsts = [0]
         self._targets = array("I")
@@ -54,6 +62,12 @@ class Packed:
         """Return the number of batches of an epoch."""
         return -(-self.plan.rows(1) // batch)
 
+    def report(self) -> str:
+        """Return a line about the packing of the first epoch."""
+        epoch, padding = self.plan.epoch(0), 100 * self.plan.padding()
+        facts = (len(epoch.samples), epoch.rows, self.plan.room, padding)
+        return "the first epoch has %d samples in %d rows of %d tokens, %.1f %% of them padding" % facts
+
     def batch(self, layout: Layout, step: int, micro: int) -> Batch:
         """See ``Source``."""
         block = self.plan.room
@@ -66,7 +80,8 @@ class Packed:
             place = 0
             for sample in self.plan.row(number):
                 length = self.plan.lengths[sample]
-                read, answers = self._sample(sample, length + 1)
+                source, inside = self.origin(sample)
+                read, answers = source.sample(inside, length + 1)
                 found[row, place : place + length] = read[:-1]
                 targets[row, place : place + length] = np.where(answers[1:], read[1:], IGNORED)
                 place += length
@@ -78,10 +93,11 @@ class Packed:
         whole = layout.count(self._targets_in(layout, step))
         return Batch(torch.from_numpy(found), torch.from_numpy(targets), torch.from_numpy(ends), whole)
 
-    def _sample(self, sample: int, length: int) -> Tuple[np.ndarray, np.ndarray]:
+    def origin(self, sample: int) -> Tuple[Tokenized, int]:
+        """Return the set of a sample of the plan, and its number there."""
         number = int(np.searchsorted(self._firsts, sample, side="right")) - 1
         part = self._parts[number]
-        return part.source.sample(part.numbers[sample - self._firsts[number]], length)
+        return part.source, part.numbers[sample - self._firsts[number]]
 
     def _targets_in(self, layout: Layout, step: int) -> int:
         if self._counted[:2] != (step, layout.rows):
@@ -160,15 +176,32 @@ def open_data(named: Sequence[str], evaluated: Sequence[str], reading: Reading) 
     Raises:
         RefusedError: a file or a record is wrong, or no sample is left.
     """
-    encoding = tokenized.Encoding(_tokenizer(reading.model), chat.load(reading.model, reading.template), reading.skips)
-    notes: List[str] = ["conversations use %s" % encoding.template.where]
+    encoding = tokenized.Encoding(
+        tokenizer_of(reading.model), chat.load(reading.model, reading.template), reading.skips
+    )
+
+    def tokenized_of(path: Path, name: str) -> Tokenized:
+        return tokenized.prepare(records.files_of(path), name, encoding, reading.cache, reading.workers)
+
+    return open_sets(named, evaluated, reading, encoding.template.where, tokenized_of)
+
+
+def open_sets(
+    named: Sequence[str],
+    evaluated: Sequence[str],
+    reading: Reading,
+    template: str,
+    tokenized_of: Callable[[Path, str], Tokenized],
+) -> FineTuningData:
+    """Open data sets, as ``open_data`` does. ``tokenized_of`` returns the samples of a path under a name."""
+    notes: List[str] = ["conversations use %s" % template]
     train: List[Part] = []
     held_back: Dict[str, Part] = {}
     highest = 0
     for number, each in enumerate([*named, *evaluated]):
         path, weight = data.weighed(each)
         name = _unique(path.name.partition(".")[0], held_back, [part.source.name for part in train])
-        source = tokenized.prepare(records.files_of(path), name, encoding, reading.cache, reading.workers)
+        source = tokenized_of(path, name)
         highest = max(highest, source.highest)
         part = _fitting(source, weight, reading.block, notes)
         if number >= len(named):
@@ -194,7 +227,8 @@ def check_vocabulary(opened: FineTuningData, vocab_size: int, folder: Path) -> N
         raise RefusedError(what % (opened.highest, folder, vocab_size), "use the tokenizer.json of this model")
 
 
-def _tokenizer(folder: Path) -> str:
+def tokenizer_of(folder: Path) -> str:
+    """Return a model's ``tokenizer.json``."""
     return str(tokens.read_bpe(folder).tokenizer.to_str())
 
 
@@ -205,15 +239,12 @@ def _unique(name: str, held_back: Dict[str, Part], others: Sequence[str]) -> str
 
 def _fitting(source: Tokenized, weight: float, block: int, notes: List[str]) -> Part:
     """Return the samples of a set that have an answer in their first ``block`` + 1 tokens."""
-    whole = source.lengths[:, 0].astype(np.int64)
-    lengths = np.minimum(whole, block + 1) - 1
-    targets = source.lengths[:, 1].astype(np.int64)
-    long = np.flatnonzero(whole > block + 1)
-    starts = source.ends[whole > 0] - whole[whole > 0]
-    # Nothing precedes a sample's first token, so nothing predicts it.
-    targets[whole > 0] -= source.tokens[starts] >= tokenized.ANSWER
+    whole, targets = source.counts
+    cut = source.cut(block + 1)
+    lengths = cut - 1
+    long = np.flatnonzero(cut < whole)
     for number in long:
-        targets[number] = int(source.sample(int(number), block + 1)[1][1:].sum())
+        targets[number] = int(source.sample(int(number), int(cut[number]))[1][1:].sum())
     kept = np.flatnonzero((targets > 0) & (lengths > 0))
     name, every = source.name, len(lengths)
     if not len(kept):
@@ -235,11 +266,3 @@ def _of(part: Part, chosen: Sequence[int], weight: float) -> Part:
     numbers = array("q", [part.numbers[each] for each in chosen])
     lengths, targets = (array("I", [values[each] for each in chosen]) for values in (part.lengths, part.targets))
     return Part(part.source, weight, numbers, lengths, targets)
-
-
-def report(source: Packed) -> str:
-    """Return a line about the packing of the first epoch."""
-    epoch, room = source.plan.epoch(0), source.plan.room
-    padding = 100 * source.plan.padding()
-    facts = (len(epoch.samples), epoch.rows, room, padding)
-    return "the first epoch has %d samples in %d rows of %d tokens, %.1f %% of them padding" % facts

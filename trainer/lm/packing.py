@@ -16,7 +16,7 @@ from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
 from heapq import heappop, heapreplace
-from typing import Dict, Iterable, Iterator, List, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 WINDOW_ROWS = 64  # rows of a window
 FULL = 0.99  # of a window's tokens: not worth a second attempt
@@ -63,12 +63,29 @@ def order(sizes: Sequence[int], weights: Sequence[float], seed: int, epoch: int)
 Packed = Tuple[List[List[int]], List[int]]  # rows, and the samples that did not fit
 
 
-def pack(samples: Sequence[int], lengths: Sequence[int], room: int, most: int, count: int) -> Packed:
+@dataclass(frozen=True)
+class Second:
+    """A second size of each sample, and the room that a row has for it. Samples of size 0 need none."""
+
+    sizes: Sequence[int]
+    room: int
+
+
+def pack(
+    samples: Sequence[int],
+    lengths: Sequence[int],
+    room: int,
+    most: int,
+    count: int,
+    second: Optional[Second] = None,
+) -> Packed:
     """Put samples into ``count`` rows of ``room`` tokens with at most ``most`` samples each.
 
     ``lengths`` has the length of each sample of the data, between 1 and ``room``. Return the rows, without empty ones,
     and the samples that did not fit.
     """
+    if second:
+        return _pack_both(samples, lengths, room, most, count, second)
     longest_first = sorted(samples, key=lengths.__getitem__, reverse=True)
     first = _pack_emptiest(longest_first, lengths, room, most, count)
     if _fill(first, lengths) >= FULL * room:
@@ -131,6 +148,62 @@ def _pack_fullest(longest_first: Sequence[int], lengths: Sequence[int], room: in
     return rows, left
 
 
+# The cost of a row for a sample, of the shares of both rooms that would be left in it.
+COSTS: Sequence[Callable[[float, float], float]] = (
+    lambda first, second: abs(first - second),  # rows stay in proportion
+    lambda first, second: -min(first, second),  # the emptiest row
+    lambda first, second: first + second,  # the fullest row
+)
+
+
+def _pack_both(
+    samples: Sequence[int], lengths: Sequence[int], room: int, most: int, count: int, second: Second
+) -> Packed:
+    """Put samples into rows that have room for both sizes, in the way of ``COSTS`` that leaves least padding."""
+    sizes, other = second.sizes, second.room
+
+    def share(sample: int) -> float:
+        return max(lengths[sample] / room, sizes[sample] / other)
+
+    longest_first = sorted(samples, key=share, reverse=True)
+    found: List[Packed] = []
+    for cost in COSTS:
+        found.append(_pack_by(cost, longest_first, lengths, room, most, count, second))
+        if _fill(found[-1], lengths) >= FULL * room:
+            break
+    return max(found, key=lambda packed: _fill(packed, lengths))
+
+
+def _pack_by(
+    cost: Callable[[float, float], float],
+    longest_first: Sequence[int],
+    lengths: Sequence[int],
+    room: int,
+    most: int,
+    count: int,
+    second: Second,
+) -> Packed:
+    """Put each sample into the row of the lowest cost that has room for it."""
+    rows: List[List[int]] = [[] for _ in range(count)]
+    free, free_other = [room] * count, [second.room] * count
+    left: List[int] = []
+    for sample in longest_first:
+        length, size = lengths[sample], second.sizes[sample]
+        costs = [
+            (cost((free[row] - length) / room, (free_other[row] - size) / second.room), row)
+            for row in range(count)
+            if free[row] >= length and free_other[row] >= size and len(rows[row]) < most
+        ]
+        if not costs:
+            left.append(sample)
+            continue
+        _, row = min(costs)
+        rows[row].append(sample)
+        free[row] -= length
+        free_other[row] -= size
+    return [row for row in rows if row], left
+
+
 def most_per_row(lengths: Sequence[int], room: int) -> int:
     """Return the largest number of samples in a row: a quarter more than a row has on average, and 8."""
     mean = max(1.0, sum(lengths) / max(1, len(lengths)))
@@ -154,10 +227,12 @@ class Epoch:
         return self.samples[self.ends[number - 1] if number else 0 : self.ends[number]]
 
 
-def pack_epoch(samples: Sequence[int], lengths: Sequence[int], room: int, most: int, key: int) -> Epoch:
+def pack_epoch(
+    samples: Sequence[int], lengths: Sequence[int], room: int, most: int, key: int, second: Optional[Second] = None
+) -> Epoch:
     """Pack the samples of an epoch, in their order, and shuffle the rows."""
     rows: List[List[int]] = []
-    for window in _windows(samples, lengths, room, most):
+    for window in _windows(samples, lengths, room, most, second):
         rows += window
     places = array("q", range(len(rows)))
     shuffle(places, key)
@@ -168,18 +243,20 @@ def pack_epoch(samples: Sequence[int], lengths: Sequence[int], room: int, most: 
     return Epoch(packed, ends)
 
 
-def _windows(samples: Sequence[int], lengths: Sequence[int], room: int, most: int) -> Iterator[List[List[int]]]:
+def _windows(
+    samples: Sequence[int], lengths: Sequence[int], room: int, most: int, second: Optional[Second]
+) -> Iterator[List[List[int]]]:
     waiting: List[int] = []
     total = 0
     for sample in samples:
         waiting.append(sample)
         total += lengths[sample]
         if total >= WINDOW_ROWS * room:
-            rows, waiting = pack(waiting, lengths, room, most, WINDOW_ROWS)
+            rows, waiting = pack(waiting, lengths, room, most, WINDOW_ROWS, second)
             total = sum(map(lengths.__getitem__, waiting))
             yield rows
     while waiting:
-        rows, waiting = pack(waiting, lengths, room, most, -(-total // room))
+        rows, waiting = pack(waiting, lengths, room, most, -(-total // room), second)
         total = sum(map(lengths.__getitem__, waiting))
         yield rows
 
@@ -188,14 +265,23 @@ class Plan:
     """The rows of all epochs, by number. After ``epochs`` epochs the rows are empty; 0: there is no end."""
 
     def __init__(
-        self, sets: Sequence[Sequence[int]], weights: Sequence[float], room: int, seed: int, epochs: int = 0
+        self,
+        sets: Sequence[Sequence[int]],
+        weights: Sequence[float],
+        room: int,
+        seed: int,
+        epochs: int = 0,
+        second: Optional[Second] = None,
     ) -> None:
         self.lengths = array("I")
         for each in sets:
             self.lengths.extend(each)
         if max(self.lengths, default=0) > room or min(self.lengths, default=1) < 1:
             raise ValueError("a sample must have between 1 and %d tokens" % room)
+        if second and max(second.sizes, default=0) > second.room:
+            raise ValueError("a sample must have a second size of %d at most" % second.room)
         self.room = room
+        self.second = second
         self.most = most_per_row(self.lengths, room)
         self.epochs = epochs
         self._sizes = [len(each) for each in sets]
@@ -211,7 +297,7 @@ class Plan:
             key = key_of("rows", self._seed, number)
             while len(self._packed) > 1:
                 del self._packed[min(self._packed)]
-            self._packed[number] = pack_epoch(chosen, self.lengths, self.room, self.most, key)
+            self._packed[number] = pack_epoch(chosen, self.lengths, self.room, self.most, key, self.second)
         return self._packed[number]
 
     def place(self, row: int) -> Tuple[int, int]:
@@ -239,9 +325,15 @@ class Plan:
 
     def padding(self, epoch: int = 0) -> float:
         """Return the share of an epoch's tokens that are padding."""
+        return self._padding(epoch, self.lengths, self.room)
+
+    def padding_of_second(self, epoch: int = 0) -> float:
+        """Return the share of an epoch's room for second sizes that is padding."""
+        return self._padding(epoch, self.second.sizes, self.second.room) if self.second else 0.0
+
+    def _padding(self, epoch: int, sizes: Sequence[int], room: int) -> float:
         packed = self.epoch(epoch)
-        used = sum(map(self.lengths.__getitem__, packed.samples))
-        return 1 - used / max(1, packed.rows * self.room)
+        return 1 - sum(map(sizes.__getitem__, packed.samples)) / max(1, packed.rows * room)
 
 
 def steps(rows: int, global_batch: int) -> int:

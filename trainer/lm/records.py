@@ -20,7 +20,8 @@ from trainer.lm.errors import RefusedError
 LINE = 64 << 20  # bytes of a record's line
 WHOLE = 4 << 30  # bytes of a JSON file, which is read at once
 GROUP = 4 << 20  # bytes of records that a process takes at a time
-ROWS = 1024  # rows of a Parquet file in memory
+ROWS = 1024  # rows of a Parquet file in memory, at most
+READ = 64 << 20  # bytes of rows of a Parquet file in memory: rows with images are large
 PACKED = (".gz", ".zst")
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
@@ -208,7 +209,9 @@ def _parquet(path: Path) -> Iterator[Group]:
     number = 1
     try:
         with pq.ParquetFile(path) as file:
-            for batch in file.iter_batches(ROWS):
+            each = sum(file.metadata.row_group(group).total_byte_size for group in range(file.num_row_groups))
+            each = each // max(1, file.metadata.num_rows)
+            for batch in file.iter_batches(max(1, min(ROWS, READ // max(1, each)))):
                 rows = batch.to_pylist()
                 yield from _grouped(path, "row", rows, batch.nbytes // max(1, len(rows)), number)
                 number += len(rows)

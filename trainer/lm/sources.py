@@ -130,12 +130,16 @@ def open_chats(config: Config, model: Path) -> Data:
         skips=config.skip_wrong,
         workers=config.workers,
     )
-    found = finetune.open_data(config.data, config.eval_data, reading)
+    return of_chats(config, finetune.open_data(config.data, config.eval_data, reading))
+
+
+def of_chats(config: Config, found: FineTuningData) -> Data:
+    """Return opened conversations, with or without images, as the data of a training."""
     train = found.packed(config.seed)
     evaluated = {}
     for name, source in found.evaluations().items():
         evaluated[name] = Evaluated(source, min(source.batches(config.batch_size), config.eval_iters))
-    notes = [*found.notes, finetune.report(train)]
+    notes = [*found.notes, train.report()]
     return Data(train, evaluated, found.identity(), chats=found, notes=notes, padding=train.plan.padding())
 
 

@@ -20,7 +20,7 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, ClassVar, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 
@@ -28,9 +28,10 @@ from trainer.lm import chat, conversations, records, tokens, workers
 from trainer.lm.errors import RefusedError
 from trainer.lm.progress import Progress
 
-FORMAT = 1
+FORMAT = 2
 ANSWER = np.uint32(1 << 31)
 TOKEN = np.uint32(ANSWER - 1)
+Files = Dict[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,18 @@ class Tokenized:
     problem: str
     digest: str
 
+    @property
+    def counts(self) -> Tuple[Any, Any]:
+        """The tokens of each sample, int64, and how many of them can be targets: nothing predicts the first token."""
+        lengths, answers = (self.lengths[:, column].astype(np.int64) for column in range(2))
+        some = lengths > 0
+        answers[some] -= self.tokens[self.ends[some] - lengths[some]] >= ANSWER
+        return lengths, answers
+
+    def cut(self, most: int) -> Any:
+        """Return the tokens of each sample that a row takes, if it takes ``most`` tokens at most."""
+        return np.minimum(self.lengths[:, 0].astype(np.int64), most)
+
     def sample(self, number: int, length: int) -> Tuple[Any, Any]:
         """Return the first tokens of a sample, int64, and which of them are an answer's."""
         end = int(self.ends[number])
@@ -59,22 +72,33 @@ class Encoder:
     """Encodes groups of records in a process."""
 
     def __init__(self, tokenizer: str, template: Tuple[str, Dict[str, str], str], skips: bool) -> None:
-        self._tokenizer = tokens.parse_bpe(tokenizer).tokenizer
-        self._template = chat.ChatTemplate(*template)
+        self.tokenizer = tokens.parse_bpe(tokenizer).tokenizer
+        self.template = chat.ChatTemplate(*template)
         self._skips = skips
 
-    def __call__(self, group: records.Group) -> Tuple[bytes, Dict[str, Any]]:
-        """Return the tokens of a group, and what ``meta.json`` needs to know of it.
+    def read(self, record: Dict[str, Any], place: str) -> Tuple[chat.Rendered, Any]:
+        """Return the text of a record's conversation, and what ``more`` needs to know of it.
+
+        Raises:
+            RefusedError: the record is wrong.
+        """
+        return self.template.render(conversations.read(record, place), place), None
+
+    def more(self, known: Sequence[Any]) -> Files:  # noqa: ARG002 - of an encoder with images
+        """Return more of the samples of a group, by the name of a file."""
+        return {}
+
+    def __call__(self, group: records.Group) -> Tuple[Files, Dict[str, Any]]:
+        """Return the tokens of a group, by the names of files, and what ``meta.json`` needs to know of it.
 
         Raises:
             RefusedError: a record is wrong, and such records are not skipped.
         """
-        rendered: List[chat.Rendered] = []
+        found: List[Tuple[chat.Rendered, Any]] = []
         problems: List[str] = []
         for place, item in group.places():
             try:
-                conversation = conversations.read(records.parse(item, place), place)
-                rendered.append(self._template.render(conversation, place))
+                found.append(self.read(records.parse(item, place), place))
             except RefusedError as error:  # noqa: PERF203 - a wrong record must not hide the others
                 if not self._skips:
                     raise
@@ -82,16 +106,17 @@ class Encoder:
         parts: List[bytes] = []
         lengths: List[Tuple[int, int]] = []
         highest = 0
-        for ids, answers in chat.encode(self._tokenizer, rendered):
-            found = np.asarray(ids, dtype="<u4")
-            highest = max(highest, int(found.max(initial=0)))
+        for ids, answers in chat.encode(self.tokenizer, [rendered for rendered, _ in found]):
+            sample = np.asarray(ids, dtype="<u4")
+            highest = max(highest, int(sample.max(initial=0)))
             for first, last in answers:
-                found[first:last] |= ANSWER
-            parts.append(found.tobytes())
-            lengths.append((len(ids), int((found >= ANSWER).sum())))
-        changed = sum(each.changed for each in rendered)
-        facts = {"lengths": lengths, "highest": highest, "changed": changed}
-        return b"".join(parts), {**facts, "skipped": len(problems), "problem": "".join(problems[:1])}
+                sample[first:last] |= ANSWER
+            parts.append(sample.tobytes())
+            lengths.append((len(ids), int((sample >= ANSWER).sum())))
+        changed = sum(rendered.changed for rendered, _ in found)
+        files = {"tokens": b"".join(parts), "lengths": np.asarray(lengths, dtype="<u4").tobytes()}
+        facts = {"highest": highest, "changed": changed, "skipped": len(problems), "problem": "".join(problems[:1])}
+        return {**files, **self.more([known for _, known in found])}, facts
 
 
 @dataclass(frozen=True)
@@ -101,10 +126,16 @@ class Encoding:
     tokenizer: str
     template: chat.ChatTemplate
     skips: bool = False
+    files: ClassVar[Sequence[str]] = ("tokens", "lengths")  # that an encoder returns
 
     @property
-    def arguments(self) -> Tuple[str, Tuple[str, Dict[str, str], str], bool]:
-        """The arguments of ``Encoder``, for another process."""
+    def encoder(self) -> Callable[..., Encoder]:
+        """What makes an encoder of the arguments, in another process."""
+        return Encoder
+
+    @property
+    def arguments(self) -> Tuple[Any, ...]:
+        """The arguments of ``encoder``."""
         return self.tokenizer, (self.template.source, self.template.special, self.template.where), self.skips
 
     @property
@@ -163,34 +194,34 @@ def _write(paths: Sequence[Path], encoding: Encoding, folder: Path, requested: i
 
     numbers: List[int] = []
     workers_count = workers.count_for(requested, size)
-    for number, (data, facts) in workers.mapped(Encoder, encoding.arguments, missing(), workers_count):
-        records.write(folder / ("part-%06d.bin" % number), data)
+    for number, (files, facts) in workers.mapped(encoding.encoder, encoding.arguments, missing(), workers_count):
+        for name, data in files.items():
+            records.write(folder / ("part-%06d.%s" % (number, name)), data)
         records.write(_part(folder, number), json.dumps(facts).encode())
     progress.close()
-    _join(folder, len(numbers))
+    _join(folder, encoding, len(numbers))
 
 
 def _part(folder: Path, number: int) -> Path:
     return folder / ("part-%06d.json" % number)
 
 
-def _join(folder: Path, count: int) -> None:
-    lengths: List[Any] = []
+def _join(folder: Path, encoding: Encoding, count: int) -> None:
     totals = {"highest": 0, "changed": 0, "skipped": 0}
     problem = ""
-    with (folder / "tokens.bin").open("wb") as file:
-        for number in range(count):
-            facts = json.loads(_part(folder, number).read_bytes())
-            lengths += facts["lengths"]
-            totals["highest"] = max(totals["highest"], facts["highest"])
-            for name in ("changed", "skipped"):
-                totals[name] += facts[name]
-            problem = problem or facts["problem"]
-            with (folder / ("part-%06d.bin" % number)).open("rb") as part:
-                shutil.copyfileobj(part, file, 1 << 20)
-        file.flush()
-        os.fsync(file.fileno())
-    records.write(folder / "lengths.bin", np.asarray(lengths, dtype="<u4").tobytes())
+    for number in range(count):
+        facts = json.loads(_part(folder, number).read_bytes())
+        totals["highest"] = max(totals["highest"], facts["highest"])
+        for name in ("changed", "skipped"):
+            totals[name] += facts[name]
+        problem = problem or facts["problem"]
+    for name in encoding.files:
+        with (folder / (name + ".bin")).open("wb") as file:
+            for number in range(count):
+                with (folder / ("part-%06d.%s" % (number, name))).open("rb") as part:
+                    shutil.copyfileobj(part, file, 1 << 20)
+            file.flush()
+            os.fsync(file.fileno())
     records.write(folder / "meta.json", json.dumps({"format": FORMAT, **totals, "problem": problem}).encode())
     for path in folder.glob("part-*"):
         path.unlink()

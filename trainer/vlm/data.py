@@ -1,0 +1,385 @@
+"""The data of vision-language training: conversations with and without images, packed into rows of whole samples.
+
+A row has at most ``block`` tokens and at most so many patches of images, so all batches have the same sizes. Images are
+decoded while training, in threads. What ``trainer.lm.finetune`` says about data sets is true here, too.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Dict, List, Sequence, Tuple
+
+import numpy as np
+import torch
+
+from trainer.lm import chat, finetune, packing, records, tokenized
+from trainer.lm.batch import Batch, Images, Layout
+from trainer.lm.errors import FailedError, RefusedError
+from trainer.lm.finetune import FineTuningData, Part
+from trainer.lm.tokenized import Tokenized
+from trainer.vlm.capacity import Capacity, capacity_of, choose, unit
+from trainer.vlm.encoding import Encoding, with_token
+from trainer.vlm.grids import LINE_END, Grid, grid_of, layout_of
+from trainer.vlm.images import Reference, patches_of, pixels_of
+from trainer.vlm.processing import Processing
+
+THREADS = 16  # that decode images for a rank, at most
+
+
+@dataclass(frozen=True)
+class Pictured(Tokenized):
+    """The samples of a data set with images. ``Tokenized`` has one token for each image; its methods, all of them.
+
+    Attributes:
+        processing: of the images.
+        folder: of relative paths.
+        images: (images, 4), see ``trainer.vlm.encoding``.
+        references: bytes.
+        image_ends: where the images of each sample end, in images.
+        reference_ends: where the reference of each image ends, in bytes.
+        sizes: (images, 4): patches, image tokens, images or tiles, and windows of each image.
+        capacity: patches of a sample, at most; 0: any number.
+    """
+
+    processing: Processing
+    folder: Path
+    images: Any
+    references: Any
+    image_ends: Any
+    reference_ends: Any
+    sizes: Any
+    capacity: int = 0
+
+    def images_of(self, number: int) -> range:
+        """Return the numbers of a sample's images."""
+        return range(int(self.image_ends[number - 1]) if number else 0, int(self.image_ends[number]))
+
+    @property
+    def counts(self) -> Tuple[Any, Any]:
+        """See ``Tokenized``."""
+        lengths, targets = super().counts
+        return lengths + self._sums(self.sizes[:, 1] - 1), targets
+
+    @property
+    def patch_counts(self) -> Any:
+        """The patches of each sample."""
+        return self._sums(self.sizes[:, 0])
+
+    def _sums(self, values: Any) -> Any:
+        """Return the sum of the images' values for each sample."""
+        total = np.concatenate(([0], np.cumsum(values, dtype=np.int64)))[np.concatenate(([0], self.image_ends))]
+        return np.diff(total)
+
+    def cut(self, most: int) -> Any:
+        """Return the tokens of each sample that a row takes: it ends before the first image that does not fit whole."""
+        lengths, _ = self.counts
+        found = np.minimum(lengths, most)
+        large = lengths > most
+        if self.capacity:
+            large |= self.patch_counts > self.capacity
+        for number in np.flatnonzero(large):
+            patches = 0
+            for image, start in zip(self.images_of(number), self._starts(number)):  # noqa: B905
+                patches += int(self.sizes[image, 0])
+                # A row takes the last token as a target only.
+                too_long = start + int(self.sizes[image, 1]) >= most
+                if too_long or (self.capacity and patches > self.capacity):
+                    found[number] = min(found[number], start)
+                    break
+        return found
+
+    def _starts(self, number: int) -> Any:
+        """Return where the tokens of each image of a sample start."""
+        kept, _ = super().sample(number, int(self.lengths[number, 0]))
+        places = np.flatnonzero(kept == self.processing.token)
+        more = np.cumsum([0, *(self.sizes[image, 1] - 1 for image in self.images_of(number))])[:-1]
+        return [int(each) for each in places + more]
+
+    def sample(self, number: int, length: int) -> Tuple[Any, Any]:
+        """See ``Tokenized``."""
+        kept, answers = super().sample(number, int(self.lengths[number, 0]))
+        repeats = np.ones(len(kept), dtype=np.int64)
+        repeats[kept == self.processing.token] = [self.sizes[image, 1] for image in self.images_of(number)]
+        return np.repeat(kept, repeats)[:length], np.repeat(answers, repeats)[:length]
+
+    def seen(self, number: int, length: int) -> List[Tuple[int, int]]:
+        """Return the images in the first tokens of a sample, each with its first token."""
+        images = self.images_of(number)
+        if not images:
+            return []
+        return [(image, start) for image, start in zip(images, self._starts(number)) if start < length]  # noqa: B905
+
+    def grid(self, image: int, alone: bool) -> Grid:
+        """Return what an image becomes."""
+        return grid_of(self.processing, int(self.images[image, 0]), int(self.images[image, 1]), alone)
+
+    def patches(self, image: int, grid: Grid) -> Any:
+        """Decode an image and return its patches.
+
+        Raises:
+            FailedError: it cannot be read.
+        """
+        height, width, inside, size = (int(each) for each in self.images[image])
+        end = int(self.reference_ends[image])
+        at = bytes(self.references[end - size : end])
+        found = Reference(at if inside else at.decode("utf-8", "surrogatepass"))
+        try:
+            return patches_of(self.processing, grid, pixels_of(found, self.folder, (height, width), self.name))
+        except RefusedError as error:
+            raise FailedError(str(error), "restore the image and resume, or start again with --skip-wrong") from error
+
+
+def pictured(source: Tokenized, cache: Path, processing: Processing, folder: Path) -> Pictured:
+    """Add the images to samples that ``trainer.vlm.encoding`` wrote.
+
+    Raises:
+        RefusedError: a file is missing or damaged.
+    """
+    where = cache / source.digest
+    try:
+        counts = np.fromfile(where / "counts.bin", dtype="<u4").astype(np.int64)
+        images = np.fromfile(where / "images.bin", dtype="<u4").reshape(-1, 4)
+        image_ends, reference_ends = np.cumsum(counts), np.cumsum(images[:, 3], dtype=np.int64)
+        size = (where / "references.bin").stat().st_size
+        references = np.memmap(where / "references.bin", dtype="u1", mode="r") if size else np.empty(0, dtype="u1")
+        expected = (len(source.lengths), counts.sum(), images[:, 3].sum(dtype=np.int64))
+        _check_sizes(expected, (len(counts), len(images), size))
+    except (OSError, ValueError) as error:
+        raise RefusedError("%s cannot be read: %s" % (where, error), "delete the folder") from error
+    alone = np.repeat(counts == 1, counts)
+    kinds, which = np.unique(np.column_stack((images[:, :2], alone)), axis=0, return_inverse=True)
+    grids = [grid_of(processing, int(height), int(width), bool(single)) for height, width, single in kinds]
+    of_grids = np.array([(each.patches, each.tokens, each.ends, each.windows) for each in grids], dtype=np.int64)
+    sizes = of_grids.reshape(-1, 4)[which.reshape(-1)]
+    known = {each.name: getattr(source, each.name) for each in fields(Tokenized)}
+    return Pictured(
+        **known,
+        processing=processing,
+        folder=folder,
+        images=images,
+        references=references,
+        image_ends=image_ends,
+        reference_ends=reference_ends,
+        sizes=sizes,
+    )
+
+
+def _check_sizes(found: Tuple[int, ...], expected: Tuple[int, ...]) -> None:
+    if found != expected:
+        raise ValueError("counts.bin, images.bin and references.bin do not match")
+
+
+def patches_in(part: Part) -> List[int]:
+    """Return the patches of each sample of a part in a row."""
+    source = _pictured(part.source)
+    found = source.patch_counts[part.numbers].tolist()
+    whole = source.counts[0][part.numbers]
+    for each in np.flatnonzero(whole > np.asarray(part.lengths) + 1):  # a sample that was cut has fewer images
+        images = source.seen(part.numbers[each], part.lengths[each])
+        found[each] = sum(int(source.sizes[image, 0]) for image, _ in images)
+    return [int(each) for each in found]
+
+
+def _pictured(source: Tokenized) -> Pictured:
+    assert isinstance(source, Pictured)
+    return source
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """An image in a batch. ``place``: of its first token in the flattened batch; ``patch``: its first patch."""
+
+    source: Pictured
+    image: int
+    grid: Grid
+    place: int
+    patch: int
+
+
+class Packed(finetune.Packed):
+    """A ``Source``: samples of several sets with their images, packed into rows. A pool of threads decodes images."""
+
+    def __init__(
+        self, parts: Sequence[Part], block: int, seed: int, epochs: int, capacity: Capacity, pool: ThreadPoolExecutor
+    ) -> None:
+        second = packing.Second(array("I", [each for part in parts for each in patches_in(part)]), capacity.patches)
+        super().__init__(parts, block, seed, epochs, second)
+        self.capacity = capacity
+        self._processing = _pictured(parts[0].source).processing
+        self._pool = pool
+
+    def report(self) -> str:
+        """See ``finetune.Packed``."""
+        facts = (super().report(), self.capacity.patches, 100 * self.plan.padding_of_second())
+        return "%s, and room for %d patches in each row, %.1f %% of them padding" % facts
+
+    def batch(self, layout: Layout, step: int, micro: int) -> Batch:
+        """See ``Source``.
+
+        Raises:
+            FailedError: an image can no longer be read.
+        """
+        text = super().batch(layout, step, micro)
+        seen: List[_Seen] = []
+        positions = np.tile(np.arange(self.plan.room), (3, layout.batch, 1))
+        patch = 0
+        for row, number in enumerate(layout.numbers(step, micro)):
+            place = 0
+            for sample in self.plan.row(number):
+                found, inside = self.origin(sample)
+                source, length = _pictured(found), self.plan.lengths[sample]
+                grids: List[Tuple[int, Grid]] = []
+                for image, start in source.seen(inside, length):
+                    grid = source.grid(image, len(source.images_of(inside)) == 1)
+                    seen.append(_Seen(source, image, grid, row * self.plan.room + place + start, patch))
+                    grids.append((start, grid))
+                    patch += grid.patches
+                if self._processing.has_positions:
+                    positions[:, row, place : place + length] = _positions(self._processing, grids, length)
+                place += length
+            positions[:, row, place:] -= place
+        three = torch.from_numpy(positions) if self._processing.has_positions else None
+        return replace(text, images=self._images(seen, layout.batch), positions=three)
+
+    def _images(self, seen: Sequence[_Seen], batch: int) -> Images:
+        processing, capacity = self._processing, self.capacity
+        total = capacity.patches * batch
+        patches = np.zeros((total, 3 * processing.patch**2), dtype=np.float32)
+        positions = np.zeros((total, 2), dtype=np.int64)
+        features = np.zeros(capacity.tokens * batch, dtype=np.int64)
+        places = np.full(capacity.tokens * batch, self.plan.room * batch, dtype=np.int64)
+        ends: List[Any] = []
+        windows: List[Any] = []
+        token = patch = 0
+
+        def decode(each: _Seen) -> None:
+            patches[each.patch : each.patch + each.grid.patches] = each.source.patches(each.image, each.grid)
+
+        for each in seen:
+            layout = layout_of(processing, each.grid)
+            patch, number = each.patch + each.grid.patches, each.grid.tokens
+            positions[each.patch : patch] = layout.positions
+            ends.append(each.patch + layout.ends)
+            windows.append(each.patch + layout.windows)
+            first, beyond = each.patch // processing.merge**2, total // processing.merge**2
+            features[token : token + number] = np.where(layout.features == LINE_END, beyond, first + layout.features)
+            places[token : token + number] = np.arange(each.place, each.place + number)
+            token += number
+        for _ in self._pool.map(decode, seen):
+            pass  # raises what a thread raised
+        closed = [
+            torch.from_numpy(_closed(found, patch, total, piece, capacity.entries(batch, density)))
+            for found, piece, density in (
+                (ends, capacity.longest, capacity.ends),
+                (windows, capacity.window, capacity.windows),
+            )
+            if piece
+        ]
+        return Images(
+            torch.from_numpy(patches),
+            torch.from_numpy(positions),
+            closed[0],
+            closed[1] if len(closed) > 1 else None,
+            capacity.longest,
+            torch.from_numpy(features),
+            torch.from_numpy(places),
+        )
+
+
+def _closed(ends: Sequence[Any], used: int, total: int, piece: int, entries: int) -> Any:
+    """Return ends from 0 to ``total``, of a fixed length. Padding is divided into pieces: attention is quadratic."""
+    found = np.full(entries, total, dtype=np.int32)
+    padding = np.arange(used + piece, total, piece)
+    each = np.concatenate(([0], *ends, padding))
+    found[: len(each)] = each
+    return found
+
+
+def _positions(processing: Processing, grids: Sequence[Tuple[int, Grid]], length: int) -> Any:
+    """Return the positions of a sample's tokens, (3, length): transformers v5.6.0, ``get_rope_index``."""
+    found = np.empty((3, length), dtype=np.int64)
+    done = position = 0
+    for start, grid in grids:
+        found[:, done:start] = np.arange(position, position + start - done)
+        position += start - done
+        done = start + grid.tokens
+        high, wide = grid.rows // processing.merge, grid.columns // processing.merge
+        row, column = np.divmod(np.arange(grid.tokens), wide)
+        found[:, start:done] = position + np.stack((np.zeros_like(row), row, column))
+        position += max(high, wide)
+    found[:, done:] = np.arange(position, position + length - done)
+    return found
+
+
+@dataclass(frozen=True)
+class VisionData(FineTuningData):
+    """Opened data sets with images. All batches have the sizes of ``capacity``, those of evaluations too."""
+
+    capacity: Capacity
+    pool: ThreadPoolExecutor
+
+    def packed(self, seed: int, epochs: int = 0) -> Packed:
+        """See ``FineTuningData``."""
+        return Packed(self.train, self.block, seed, epochs, self.capacity, self.pool)
+
+    def evaluations(self) -> Dict[str, finetune.Packed]:
+        """See ``FineTuningData``."""
+        return {
+            name: Packed([part], self.block, 0, 1, self.capacity, self.pool) for name, part in self.held_back.items()
+        }
+
+
+@dataclass(frozen=True)
+class Reading(finetune.Reading):
+    """How data sets with images are read.
+
+    Attributes:
+        images: the folder of relative paths; empty: the folder of the data.
+        patches: of a row, at most; 0: chosen for the data.
+        threads: that decode images; 0: one per core of this rank, up to 16.
+    """
+
+    images: str = ""
+    patches: int = 0
+    threads: int = 0
+
+
+def open_data(named: Sequence[str], evaluated: Sequence[str], reading: Reading, processing: Processing) -> VisionData:
+    """Open data sets for training, and ones only for evaluation, as ``finetune.open_data`` does.
+
+    Raises:
+        RefusedError: a file, a record or an image is wrong, or no sample is left.
+    """
+    tokenizer, token, processing = with_token(finetune.tokenizer_of(reading.model), processing)
+    template = chat.load(reading.model, reading.template)
+    most = -(-reading.patches // unit(processing)) * unit(processing)
+
+    def tokenized_of(path: Path, name: str) -> Pictured:
+        folder = Path(reading.images) if reading.images else path if path.is_dir() else path.parent
+        encoding = Encoding(tokenizer, template, reading.skips, token, str(folder.absolute()))
+        found = tokenized.prepare(records.files_of(path), name, encoding, reading.cache, reading.workers)
+        return replace(pictured(found, reading.cache, processing, folder.absolute()), capacity=most)
+
+    opened = finetune.open_sets(named, evaluated, reading, template.where, tokenized_of)
+    parts = [*opened.train, *opened.held_back.values()]
+    sizes = np.concatenate([_pictured(part.source).sizes for part in parts])
+    patches = most or choose(
+        processing,
+        reading.block,
+        [each for part in opened.train for each in part.lengths],
+        [each for part in opened.train for each in patches_in(part)],
+        max(each for part in parts for each in patches_in(part)),
+    )
+    capacity = capacity_of(processing, patches, reading.block, sizes)
+    pool = ThreadPoolExecutor(reading.threads or _threads(), "images")
+    known = {each.name: getattr(opened, each.name) for each in fields(opened)}
+    return VisionData(**known, capacity=capacity, pool=pool)
+
+
+def _threads() -> int:
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, min(THREADS, len(os.sched_getaffinity(0)) // max(1, ranks)))
