@@ -47,7 +47,7 @@ class Packed:
         self._counted: Tuple[int, int, int] = (-1, -1, 0)  # a step, its rows, and its targets
 
     def steps(self, epochs: int, global_batch: int) -> int:
-        """Return the number of steps of some epochs."""
+        """See ``Source``."""
         return packing.steps(self.plan.rows(epochs), global_batch)
 
     def batches(self, batch: int) -> int:

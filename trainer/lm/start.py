@@ -105,6 +105,8 @@ def complete(options: UserOptions, source: Source) -> Config:
     if source.resumed:
         config_before = source.resumed.state.config
         stored = {name: value for name, value in config_before.items() if name not in OWN}
+        if "max_iters" in options.values:
+            stored.pop("epochs", None)
         if not source.resumed.state.base:  # a base is recognised by its digest, in any folder
             _check_init(options, config_before.get("init", Config.init), source.name)
         before = families.PUBLISHED.get(str(config_before.get("model")))
@@ -174,14 +176,14 @@ def tokenizer_of(config: Config, source: Source) -> Path:
 
 
 def with_epochs(config: Config, opened: Data, layout: Layout) -> Config:
-    """Return the options with the steps of ``epochs`` passes over the conversations.
+    """Return the options with the steps of ``epochs`` passes over the data.
 
     Raises:
         RefusedError: the warmup is longer.
     """
     if not config.epochs:
         return config
-    found = sources.steps(opened, config.epochs, layout)
+    found = max(1, opened.train.steps(config.epochs, layout.rows))
     if config.warmup_iters > found:
         what = "--warmup-iters %d: %d epochs have %d steps" % (config.warmup_iters, config.epochs, found)
         raise RefusedError(what, "--warmup-iters %d, or more --epochs" % (found // 10))
