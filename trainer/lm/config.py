@@ -81,7 +81,9 @@ class Config:
     allow_changes: bool = _is(False, "allow a resume with a different global batch or other data")
 
     model: str = _is(
-        "custom", "a published size, a folder with config.json, or custom: a GPT-2 with n_layer, n_head and n_embd"
+        "custom",
+        "a published size (%s), a folder with config.json, or custom: a GPT-2 with n_layer, n_head and n_embd"
+        % ", ".join(families.PUBLISHED),
     )
     n_layer: int = _is(12, "layers", _SIZE)
     n_head: int = _is(12, "attention heads", _SIZE)

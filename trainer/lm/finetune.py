@@ -191,7 +191,10 @@ def check_vocabulary(opened: FineTuningData, vocab_size: int, folder: Path) -> N
     """
     if opened.highest >= vocab_size:
         what = "the data has the token %d, but the model in %s has a vocabulary of %d"
-        raise RefusedError(what % (opened.highest, folder, vocab_size), "use the tokenizer.json of this model")
+        raise RefusedError(
+            what % (opened.highest, folder, vocab_size),
+            "copy the tokenizer.json that came with the model to %s" % folder,
+        )
 
 
 def _tokenizer(folder: Path) -> str:

@@ -98,7 +98,7 @@ def complete(options: UserOptions, source: Source) -> Config:
     """
     shape = source.shape
     if shape is None:
-        return config.complete(options)
+        return _of_new_model(options)
     _check_sizes(options, shape, source.name)
     positions = shape.block_size
     stored: Dict[str, Any] = {"block_size": positions if shape.is_gpt2 else min(positions, Config.block_size)}
@@ -118,12 +118,27 @@ def complete(options: UserOptions, source: Source) -> Config:
     merged = config.complete(options, stored, source.name)
     if source.resumed:
         _check_same(merged, source.resumed.state.config, source.name)
-    if merged.block_size > shape.block_size:
-        what = "--block-size %d: %s has %d positions" % (merged.block_size, source.name, shape.block_size)
-        raise RefusedError(what, "--block-size %d" % shape.block_size)
+    _check_block(merged, shape, source.name)
     if source.resumed and "epochs" not in options.values:
         _check_steps(merged, source, source.resumed.state.step)
     return merged
+
+
+def _of_new_model(options: UserOptions) -> Config:
+    """Return the options of a model with new weights. A GPT-2 gets as many positions as a block has."""
+    model = str(options.values.get("model", Config.model))
+    shape = families.named(model)
+    if shape is None or shape.is_gpt2:
+        return config.complete(options)
+    merged = config.complete(options, {"block_size": min(shape.block_size, Config.block_size)}, model)
+    _check_block(merged, shape, model)
+    return merged
+
+
+def _check_block(config: Config, shape: Shape, name: str) -> None:
+    if config.block_size > shape.block_size:
+        what = "--block-size %d: %s has %d positions" % (config.block_size, name, shape.block_size)
+        raise RefusedError(what, "--block-size %d" % shape.block_size)
 
 
 def keep_batch(config: Config, options: UserOptions, source: Source, world: int) -> Config:
