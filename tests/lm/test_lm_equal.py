@@ -154,6 +154,40 @@ def test_sixteen_bits_stay_near(alone, together):
         assert together[name].losses == pytest.approx({step: exact[step] for step in (4, 5, 6)}, abs=3e-3)
 
 
+# The table "Equal losses" of docs/training.md: options of two ranks, and how far their losses may be from fp32's.
+BOUNDS = {
+    ("--engine", "plain"): 1e-5,
+    ("--engine", "fsdp"): 1e-5,
+    ("--engine", "zero2"): 1e-5,
+    ("--dtype", "float16"): 2e-4,
+    ("--dtype", "float16", "--engine", "fsdp"): 2e-4,
+    ("--dtype", "bfloat16"): 2e-3,
+    ("--dtype", "bfloat16", "--engine", "fsdp"): 2e-3,
+    ("--dtype", "bfloat16", "--engine", "zero2"): 2e-3,
+    ("--optimizer", "adamw-bf16"): 2e-4,
+    ("--optimizer", "adamw8bit"): 2e-3,
+}
+
+
+@pytest.fixture(scope="module")
+def fifty(gpt):
+    """Losses of fifty steps: of one rank in fp32, and of two ranks for each key of ``BOUNDS``."""
+    fixed = ["--max-iters", 50, "--learning-rate", "3e-3", "--eval-interval", 0, "--save", "false"]
+    (alone,) = gpt.session([[*fixed, "--batch-size", 8, "--out", "fifty"]])
+    argv = [[*fixed, "--batch-size", 4, *more, "--out", f"fifty-{n}"] for n, more in enumerate(BOUNDS)]
+    found = gpt.session(argv, ranks=2)
+    return alone.losses, {more: run.losses for more, run in zip(BOUNDS, found, strict=True)}
+
+
+@pytest.mark.parametrize("more", BOUNDS, ids=" ".join)
+def test_losses_stay_within_the_documented_bound(fifty, more):
+    exact, losses = fifty[0], fifty[1][more]
+    assert exact[50] < exact[1] - 1
+    assert losses == pytest.approx(exact, rel=BOUNDS[more])
+    if BOUNDS[more] > 1e-5:  # the option has an effect
+        assert losses != pytest.approx(exact, rel=1e-5)
+
+
 def test_dropout_is_the_same_after_a_resume(alone):
     assert alone["dropout"].losses != alone["eight"].losses
     resumed = alone["dropout-resumed"].losses

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 
 import pytest
 
@@ -89,26 +90,91 @@ def test_the_export_keeps_the_template_and_the_vocabulary(gpt, base, tuned):
     assert kept["hidden_size"] == before["hidden_size"]
 
 
-def test_what_cannot_be_read_is_refused(gpt, base, tuned):
-    """A record without its field, conversations for a model without tokens, and a model without one of its files."""
-    (gpt.folder / "torn.jsonl").write_text('{"messages": [{"role": "user"}]}\n')
-    shards = gpt.folder / "shards"
-    shards.mkdir()
+@pytest.fixture(scope="module")
+def refused(gpt, base, tuned):
+    """What refuses each of many wrong command lines, and how to fix it."""
+    folder = gpt.folder
+    (folder / "untold.jsonl").write_text('{"messages": [{"role": "user"}]}\n')
+    good = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    (folder / "fields.jsonl").write_text(f'{json.dumps(good)}\n{{"question": "a", "answer": "b"}}\n')
+    (folder / "shards").mkdir()
     for name in ("config.json", "tokenizer.json", "chat_template.jinja"):
-        (shards / name).write_bytes((base / name).read_bytes())
+        (folder / "shards" / name).write_bytes((base / name).read_bytes())
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
-    (shards / "model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "shards/model.safetensors.index.json").write_text(json.dumps(index))
+    (folder / "rich.txt").write_text((folder / "first.txt").read_text() + "Zebras and foxes. " * 50)
+    gpt.program("prepare", "rich.txt", "--out", "rich", "--tokens", "bpe", "--vocab-size", 700)
+    for name, file, text in (
+        ("alien", "tokenizer.json", (folder / "rich/tokenizer.json").read_text()),
+        ("unknown", "config.json", (base / "config.json").read_text().replace('"llama"', '"mamba"')),
+    ):
+        shutil.copytree(base, folder / name)
+        (folder / name / file).write_text(text)
+    new = ["--trackers", "none", "--data", "words", "--model"]
+    runs = {
+        "content": [*ARGV, "--data", "untold.jsonl"],
+        "fields": [*ARGV, "--data", "fields.jsonl"],
+        "tokenizer": ["--data", "chats.jsonl", "--trackers", "none"],
+        "shard": [*ARGV, "--init", "shards"],
+        "kinds": [*ARGV, "--data", "chats.jsonl", "words"],
+        "vocabulary": [*ARGV, "--init", "alien"],
+        "vocabulary of shards": ["--trackers", "none", "--data", "rich", "--init", "base"],
+        "architecture": [*ARGV, "--init", "unknown"],
+        "new architecture": [*new, "unknown"],
+        "size": [*new, "gpt3"],
+        "block": [*ARGV, "--block-size", 512],
+        "block of new": [*new, "base", "--block-size", 512],
+        "replacement": [*ARGV, "--sampling", "with-replacement"],
+        "targets": [*ARGV, "--lora-rank", 2, "--lora-targets", "q_proj,c_attn"],
+        "default block": [*new, "base"],
+    }
     more = ["--max-iters", 1, "--eval-interval", 0, "--save", "false"]
-    runs = [
-        [*ARGV, *more, "--data", "torn.jsonl", "--out", "refused-1"],
-        ["--data", "chats.jsonl", "--trackers", "none", *more, "--out", "refused-2"],
-        [*ARGV, *more, "--init", "shards", "--out", "refused-3"],
-        [*ARGV, *more, "--data", "chats.jsonl", "words", "--out", "refused-4"],
-    ]
-    found = [run.refused for run in gpt.session(runs, tiny=False)]
-    assert all(found), found
-    assert "torn.jsonl" in found[0]["what"]
-    assert "content" in found[0]["what"]
-    assert "conversations need a model with tokenizer.json" in found[1]["what"]
-    assert "model-00001-of-00002.safetensors is missing" in found[2]["what"]
-    assert "shards of tokens and conversations" in found[3]["what"]
+    found = gpt.session([[*argv, *more, "--out", f"wrong-{name}"] for name, argv in runs.items()], tiny=False)
+    return {name: run.refused for name, run in zip(runs, found, strict=True)}
+
+
+SKIP = "--skip-wrong leaves out such records"
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "fix"),
+    [
+        ("content", "untold.jsonl: line 1: messages[0] has no field 'content'; it has 'role'", SKIP),
+        (
+            "fields",
+            "fields.jsonl: line 2 has none of the fields 'instruction', 'conversations', 'messages'; it has",
+            SKIP,
+        ),
+        ("tokenizer", "conversations need a model with tokenizer.json", "--init FOLDER"),
+        (
+            "shard",
+            "shards/model.safetensors.index.json names 1 files, but model-00001-of-00002.safetensors",
+            "to shards",
+        ),
+        ("kinds", "--data names shards of tokens and conversations (chats.jsonl)", "one kind at a time"),
+        ("vocabulary", "the data has the token ", "copy the tokenizer.json that came with the model to alien"),
+        ("vocabulary of shards", "the vocabularies of rich and base differ", "TEXT --vocabulary base --out DIR"),
+        ("architecture", "unknown/config.json: a model of type mamba; known are gpt2, llama, qwen2, qwen3", "these"),
+        (
+            "new architecture",
+            "unknown/config.json: a model of type mamba; known are gpt2, llama, qwen2, qwen3",
+            "these",
+        ),
+        ("size", "--model gpt3: no such size, and no folder with config.json", "sizes: custom, gpt2, gpt2-medium, "),
+        ("block", "--block-size 512: base has 256 positions", "--block-size 256"),
+        ("block of new", "--block-size 512: base has 256 positions", "--block-size 256"),
+        ("replacement", "--sampling with-replacement: conversations are sampled without", "--sampling auto"),
+        ("targets", "--lora-targets q_proj,c_attn: a llama model has no c_attn", "some of q_proj,k_proj,v_proj,"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(refused, name, what, fix):
+    assert refused[name] is not None, f"{name} was not refused"
+    assert refused[name]["what"].startswith(what)
+    assert fix in refused[name]["fix"]
+    assert refused[name]["code"] == 2
+    assert "\n" not in refused[name]["what"]
+
+
+def test_a_new_model_has_blocks_that_fit_its_positions(refused):
+    """The default block would be longer."""
+    assert refused["default block"] is None

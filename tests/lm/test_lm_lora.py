@@ -139,7 +139,7 @@ def test_it_is_sampled_and_exported_with_its_base(trained, gpt):
         (
             [*LORA, "--lora-targets", "c_attn,q_proj"],
             "--lora-targets c_attn,q_proj: a gpt2 model has no q_proj",
-            "all, or some of c_attn,c_proj,c_fc",
+            "--lora-targets all, or some of c_attn,c_proj,c_fc",
         ),
         (
             ["--init", "halves/latest"],

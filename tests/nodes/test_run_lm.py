@@ -1,7 +1,8 @@
-"""The GPT trainer on two nodes: it is sent with the run, is killed, and resumes with the same losses."""
+"""The trainer of language models on two nodes: it is sent with the run, is killed, and resumes with the same losses."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -16,6 +17,23 @@ SMALL = (
     *("--data", "shards", "--n-layer", "2", "--n-head", "2", "--n-embd", "32", "--block-size", "32"),
     *("--batch-size", "4", "--eval-interval", "10", "--eval-iters", "2", "--save-interval", "4", "--trackers", "none"),
 )
+TUNED = (
+    *("--init", "base", "--data", "chats.jsonl", "--block-size", "64", "--global-batch", "4", "--batch-size", "2"),
+    *("--val", "0.1", "--epochs", "8", "--learning-rate", "3e-3", "--eval-interval", "0", "--save-interval", "8"),
+    *("--trackers", "none"),
+)
+SIZES = {
+    "model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "vocab_size": 300,
+}  # fmt: skip
+TEMPLATE = "{% for each in messages %}{{ '<' + each['role'] + '>' + each['content'] + '\\n' }}{% endfor %}"
+LOADS = "import sys, transformers as t; print(type(t.AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)"
+NEW_MODEL = """
+import json, sys, torch, transformers
+torch.manual_seed(0)
+config = transformers.AutoConfig.for_model(**json.loads(sys.argv[1]))
+transformers.AutoModelForCausalLM.from_config(config).save_pretrained("base", max_shard_size="40KB")
+"""
 
 
 def python(lab_env, folder, *argv):
@@ -34,6 +52,25 @@ def training(training_nodes, lab_env, tmp_path):
     own = training_nodes.own(tmp_path / "job")
     (own.folder / "text.txt").write_text((ROOT / "LICENSE").read_text() * 3)
     python(lab_env, own.folder, "-m", "trainer.lm.prepare", "text.txt", "--out", "shards")
+    yield own
+    for folder in (own.folder / "runs").glob("*"):
+        own.run("stop", folder.name)
+
+
+@pytest.fixture
+def tuning(training_nodes, lab_env, tmp_path):
+    """A new folder with a model in several files, and conversations."""
+    own = training_nodes.own(tmp_path / "job")
+    (own.folder / "text.txt").write_text((ROOT / "LICENSE").read_text())
+    words = ("--tokens", "bpe", "--vocab-size", str(SIZES["vocab_size"]))
+    python(lab_env, own.folder, "-m", "trainer.lm.prepare", "text.txt", "--out", "words", *words)
+    python(lab_env, own.folder, "-c", NEW_MODEL, json.dumps(SIZES))
+    shutil.move(own.folder / "words/tokenizer.json", own.folder / "base")
+    (own.folder / "base/chat_template.jinja").write_text(TEMPLATE)
+    with (own.folder / "chats.jsonl").open("w") as file:
+        for number in range(60):
+            question = {"role": "user", "content": f"twice {number}"}
+            file.write(json.dumps({"messages": [question, {"role": "assistant", "content": str(2 * number)}]}) + "\n")
     yield own
     for folder in (own.folder / "runs").glob("*"):
         own.run("stop", folder.name)
@@ -68,8 +105,30 @@ def test_killed_rank_loses_no_result_and_the_model_is_exported(training, lab_env
     (newest,) = {path.parent for path in (tmp_path / "here").rglob("complete.json")}
     assert newest.name == "iter_24"
     python(lab_env, training.folder, "-m", "trainer.lm.export", newest, tmp_path / "exported")
-    loads = "import sys, transformers as t; print(type(t.AutoModelForCausalLM.from_pretrained(sys.argv[1])).__name__)"
-    assert "GPT2LMHeadModel" in python(lab_env, training.folder, "-c", loads, tmp_path / "exported")
+    assert "GPT2LMHeadModel" in python(lab_env, training.folder, "-c", LOADS, tmp_path / "exported")
+
+
+def test_fine_tuning_on_two_nodes_has_the_losses_of_one_process(tuning, lab_env, tmp_path):
+    """The options name a model and conversations of this machine; a rank is killed on the way."""
+    alone = python(lab_env, tuning.folder, "-m", "trainer.lm", *TUNED, "--out", tmp_path / "alone", "--save", "false")
+    lines = [json.loads(line) for line in (tmp_path / "alone/trainer_log.jsonl").read_text().splitlines()]
+    expected = {line["current_steps"]: line["loss"] for line in lines if "loss" in line}
+    assert len(expected) > 24, alone
+
+    words = ("train", "--nodes", "2", "--restarts", "1", "-m", "trainer.lm", "--", *TUNED)
+    broken = tuning.start(*words, until=r"saved out/iter_8\b")
+    run = tuning.last_run().name
+    tuning.kill("node02", tuning.rank("node02", run), signal.SIGKILL)
+    assert broken.finish(240) == 0, broken.output
+    assert "resumed from" in broken.output
+    assert losses(tuning, run) == pytest.approx(expected, rel=1e-5)
+
+    collected = tuning.run("collect", run, "--to", tmp_path / "here")
+    assert collected.returncode == 0, collected.stderr
+    (final,) = {path.parent for path in (tmp_path / "here").rglob("final")}
+    python(lab_env, tuning.folder, "-m", "trainer.lm.export", final / "final", tmp_path / "tuned")
+    assert "LlamaForCausalLM" in python(lab_env, tuning.folder, "-c", LOADS, tmp_path / "tuned")
+    assert (tmp_path / "tuned/chat_template.jinja").read_text() == TEMPLATE
 
 
 def test_a_stop_that_saves_keeps_the_current_step(training):

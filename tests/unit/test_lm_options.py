@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainer.lm import config
+from trainer.lm import config, families
 from trainer.lm.errors import RefusedError
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +76,13 @@ def test_help_shows_every_range_and_every_relation(capsys):
         assert relation.rule in shown
 
 
+def test_help_names_the_published_sizes(capsys):
+    with pytest.raises(SystemExit):
+        config.from_arguments(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"a published size ({', '.join(families.PUBLISHED)})" in shown
+
+
 @pytest.mark.parametrize(
     ("options", "what"),
     [
@@ -129,6 +136,10 @@ def test_help_shows_every_range_and_every_relation(capsys):
         ),
         (["--parts", "vision", "--lora-rank", "8", "--init", "x"], "--parts vision: --lora-rank 8 freezes all weights"),
         (["--profile-steps", "5:2"], "--profile-steps 5:2: not FIRST:LAST, from 1, at most 100 steps"),
+        (
+            ["--epochs", "2", "--sampling", "with-replacement"],
+            "--epochs 2: --sampling with-replacement has no passes over the data",
+        ),
         (["--model", "gpt2", "--n-layer", "3"], "--n-layer 3: gpt2 has 12"),
     ],
 )

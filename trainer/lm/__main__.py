@@ -54,9 +54,9 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     layout = Layout(group.rank, world, micro_steps, config.batch_size)
     if sources.are_chats(config.data):
         opened = sources.open_chats(config, start.tokenizer_of(config, source))
-        config = start.with_epochs(config, opened, layout)
     else:
         opened = sources.open_shards(config)
+    config = start.with_epochs(config, opened, layout)
 
     # Model
     origin = start.choose(config, source, opened)

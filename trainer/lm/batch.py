@@ -111,3 +111,6 @@ class Source(Protocol):
 
     def batch(self, layout: Layout, step: int, micro: int) -> Batch:
         """Return a rank's batch of a micro-step."""
+
+    def steps(self, epochs: int, global_batch: int) -> int:
+        """Return the number of steps of some passes over the data."""

@@ -32,6 +32,7 @@ CHOICES = {
     "quantize": ("none", "nf4"),
     "optimizer": ("adamw", "adamw-bf16", "adamw8bit", "muon"),
     "fp8": ("off", "auto", "tensorwise", "rowwise"),
+    "sampling": ("auto", "with-replacement", "without-replacement"),
     "checkpointing": ("off", "selective", "full"),
     "save_async": ("auto", "on", "off"),
     "device": ("auto", "cpu", "cuda"),
@@ -69,6 +70,12 @@ class Config:
     val: float = _is(0.0, "conversations: share of each set held back for evaluation", _AVERAGE)
     skip_wrong: bool = _is(False, "conversations: leave out wrong records instead of refusing them")
     workers: int = _is(0, "conversations: processes that encode them (0: one per core)", Bound(low=0, high=1024))
+    sampling: str = _is(
+        "auto",
+        "shards: random places (with-replacement), or each sample once per epoch (without-replacement; auto: if epochs "
+        "are given)",
+    )
+    separate_documents: bool = _is(False, "shards: attention and positions start again after each document")
     out: str = _is("out", "folder of checkpoints and logs")
     init: str = _is("scratch", "scratch, a Hugging Face folder, or a checkpoint whose weights to use")
     resume: str = _is(
@@ -77,7 +84,9 @@ class Config:
     allow_changes: bool = _is(False, "allow a resume with a different global batch or other data")
 
     model: str = _is(
-        "custom", "a published size, a folder with config.json, or custom: a GPT-2 with n_layer, n_head and n_embd"
+        "custom",
+        "a published size (%s), a folder with config.json, or custom: a GPT-2 with n_layer, n_head and n_embd"
+        % ", ".join(families.PUBLISHED),
     )
     n_layer: int = _is(12, "layers", _SIZE)
     n_head: int = _is(12, "attention heads", _SIZE)
@@ -100,7 +109,7 @@ class Config:
         Bound(low=0, high=1 << 40),
     )
     max_iters: int = _is(1000, "total steps", COUNT)
-    epochs: int = _is(0, "conversations: passes over the data; sets max_iters (0: max_iters counts)", _STEPS)
+    epochs: int = _is(0, "passes over the data; sets max_iters (0: max_iters counts)", _STEPS)
     learning_rate: float = _is(3e-4, "highest learning rate", RATE)
     min_lr: float = _is(-1.0, "final learning rate (-1: a tenth of learning_rate)", Bound(low=0, high=1e3, also=(-1,)))
     parts: str = _is("all", "vision-language models: the parts to train: projector, or vision,language; or all")
@@ -203,6 +212,12 @@ RELATIONS = (
         "warmup_iters is at most max_iters",
         lambda c: c.warmup_iters <= c.max_iters or c.epochs > 0,
         "{warmup_iters} must be at most {max_iters}",
+    ),
+    Relation(
+        "epochs needs another sampling than with-replacement",
+        lambda c: not c.epochs or c.sampling != "with-replacement",
+        "{epochs}: {sampling} has no passes over the data",
+        "--sampling without-replacement, or --epochs 0",
     ),
     Relation(
         "decay_iters is 0 or at least warmup_iters",

@@ -128,7 +128,7 @@ def _messages(record: Dict[str, Any], place: str, with_images: bool = False) -> 
         messages = _alpaca(record, place)
     else:
         what = "%s has none of the fields 'instruction', 'conversations', 'messages'; it has %s"
-        raise RefusedError(what % (place, records.named(record)), "see docs/training.md for the formats of data")
+        raise RefusedError(what % (place, records.named(record)), 'such as {"instruction": "...", "output": "..."}')
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
     if not messages:

@@ -9,7 +9,8 @@ A data set is a folder that ``prepare`` or nanoGPT wrote:
 ``meta.pkl``                 nanoGPT's equivalent of ``meta.json``; without either, the tokens are GPT-2's, in uint16
 ===========================  ==========================================================================================
 
-A sample is ``block + 1`` tokens from anywhere in a shard. Its position depends only on the seed and its number.
+A sample is ``block + 1`` tokens from anywhere in a shard, or from one of its places without replacement. Its position
+depends only on the seed and its number.
 The numbers of a step depend on the step and the global batch. So one rank and many ranks see the same samples in a
 step, and a resumed training sees the same samples as one that was not interrupted.
 """
@@ -92,6 +93,7 @@ class Samples:
     ) -> None:
         self.block = block
         self.once = once
+        self._sets = sets
         self._seed = mixed(np.array([seed % 2**64], dtype=np.uint64))[0]
         total = sum(each.weight for each in sets)
         self._set_ends = np.cumsum([each.weight / total for each in sets])
@@ -148,6 +150,26 @@ class Samples:
         shard = int(np.searchsorted(ends, place, side="right"))
         return shard, place - (int(ends[shard - 1]) if shard else 0)
 
+    @property
+    def epoch(self) -> int:
+        """The samples of an epoch: as many as all sets have."""
+        return sum(int(ends[-1]) for ends in self._ends)
+
+    def steps(self, epochs: int, global_batch: int) -> int:
+        """See ``Source``. The last step may have samples of the next epoch."""
+        return -(-epochs * self.epoch // global_batch)
+
+    def described(self) -> str:
+        """Return a line about an epoch, and how often it has each of several sets."""
+        line = "an epoch has %d samples" % self.epoch
+        if len(self._sets) == 1:
+            return line
+        seen = []
+        for number, each in enumerate(self._sets):
+            drawn = self.epoch * self._slots[number] / PERIOD
+            seen.append("%s %.2f times" % (each.folder.name, drawn / int(self._ends[number][-1])))
+        return "%s: %s" % (line, ", ".join(seen))
+
     def batch(self, layout: Layout, step: int, micro: int) -> Batch:
         """See ``Source``."""
         tokens, targets = self.take(layout.numbers(step, micro))
@@ -173,10 +195,13 @@ def _document_ends(rows: Any, end: int) -> torch.Tensor:
 
 
 def _end_of(sets: Sequence[DataSet]) -> int:
-    found = next((each.vocabulary.end for each in sets if each.vocabulary), None)
+    """Return the token that ends a document. nanoGPT's data without a vocabulary have GPT-2's."""
+    first = sets[0]
+    known = next((each.vocabulary for each in sets if each.vocabulary), None)
+    found = known.end if known else tokens.GPT2 - 1 if first.vocab_size == tokens.GPT2 else None
     if found is None:
-        what = "%s: its vocabulary has no token that ends a document" % sets[0].folder
-        raise RefusedError(what, "prepare the data with a BPE that has %s" % tokens.END)
+        what = "--separate-documents: the vocabulary of %s has no token that ends a document" % first.folder
+        raise RefusedError(what, "python -m trainer.lm.prepare TEXT --tokens bpe --out DIR; or remove the option")
     return found
 
 

@@ -55,7 +55,7 @@ class Packed:
         self._counted: Tuple[int, int, int] = (-1, -1, 0)  # a step, its rows, and its targets
 
     def steps(self, epochs: int, global_batch: int) -> int:
-        """Return the number of steps of some epochs."""
+        """See ``Source``."""
         return packing.steps(self.plan.rows(epochs), global_batch)
 
     def batches(self, batch: int) -> int:
@@ -224,7 +224,10 @@ def check_vocabulary(opened: FineTuningData, vocab_size: int, folder: Path) -> N
     """
     if opened.highest >= vocab_size:
         what = "the data has the token %d, but the model in %s has a vocabulary of %d"
-        raise RefusedError(what % (opened.highest, folder, vocab_size), "use the tokenizer.json of this model")
+        raise RefusedError(
+            what % (opened.highest, folder, vocab_size),
+            "copy the tokenizer.json that came with the model to %s" % folder,
+        )
 
 
 def tokenizer_of(folder: Path) -> str:

@@ -101,7 +101,7 @@ def places(shape: Shape, targets: str) -> List[Place]:
             shape.family,
             unknown[0] or "target without a name",
         )
-        raise RefusedError(what, "all, or some of %s" % ",".join(known))
+        raise RefusedError(what, "--lora-targets all, or some of %s" % ",".join(known))
     return [each for each in found if each.target in chosen]
 
 

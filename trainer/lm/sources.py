@@ -16,7 +16,7 @@ from trainer.lm.config import Config
 from trainer.lm.data import DataSet, Samples
 from trainer.lm.errors import RefusedError
 from trainer.lm.families import CONFIG
-from trainer.lm.finetune import FineTuningData, Packed
+from trainer.lm.finetune import FineTuningData
 
 
 @dataclass(frozen=True)
@@ -99,20 +99,25 @@ def open_shards(config: Config) -> Data:
     block, batches = config.block_size, config.eval_iters
     sets = data.open_sets(config.data, "train", block)
     data.check_tokens(sets)
-    evaluated = {"train": Evaluated(Samples(sets, block, config.seed + 1), batches)}
+    documents = config.separate_documents
+    once = config.sampling == "without-replacement" or config.epochs > 0
+    train = Samples(sets, block, config.seed, once, documents)
+    evaluated = {"train": Evaluated(Samples(sets, block, config.seed + 1, documents=documents), batches)}
     held_back = data.with_split(config.data, "val")
     if held_back:
         opened = data.open_sets(held_back, "val", block)
         several = len(opened) > 1
         for each in opened:
             name = "val of %s" % each.folder.name if several else "val"
-            evaluated[name] = Evaluated(Samples([each], block, config.seed + 1), batches, each.weight)
-    notes = []
+            evaluated[name] = Evaluated(
+                Samples([each], block, config.seed + 1, documents=documents), batches, each.weight
+            )
+    notes = [train.described()] if once else []
     without = [each for each in config.data if each not in held_back]
     if without and config.eval_interval:
         rest = "evaluations use %s" % (", ".join(held_back) if held_back else "training data")
         notes.append("warning: %s: no val-*.bin, so it is not evaluated; %s" % (", ".join(without), rest))
-    return Data(Samples(sets, block, config.seed), evaluated, data.identity(sets), shards=sets[0], notes=notes)
+    return Data(train, evaluated, data.identity(sets), shards=sets[0], notes=notes)
 
 
 def open_chats(config: Config, model: Path) -> Data:
@@ -121,6 +126,9 @@ def open_chats(config: Config, model: Path) -> Data:
     Raises:
         RefusedError: see ``finetune.open_data``.
     """
+    if config.sampling == "with-replacement":
+        what = "--sampling with-replacement: conversations are sampled without replacement"
+        raise RefusedError(what, "--sampling auto")
     reading = finetune.Reading(
         model=model,
         block=config.block_size,
@@ -148,9 +156,3 @@ def mean(evaluated: Mapping[str, Evaluated], losses: Mapping[str, float]) -> flo
     names = [name for name in losses if name != "train"] or list(losses)
     weights = {name: evaluated[name].weight for name in names}
     return sum(losses[name] * weights[name] for name in names) / sum(weights.values())
-
-
-def steps(opened: Data, epochs: int, layout: Layout) -> int:
-    """Return the steps of some passes over the conversations."""
-    assert isinstance(opened.train, Packed)
-    return max(1, opened.train.steps(epochs, layout.rows))

@@ -104,13 +104,15 @@ def complete(options: UserOptions, source: Source) -> Config:
     """
     shape = source.shape
     if shape is None:
-        return config.complete(options)
+        return _of_new_model(options)
     _check_sizes(options, shape, source.name)
     positions = shape.block_size
     stored: Dict[str, Any] = {"block_size": positions if shape.is_gpt2 else min(positions, Config.block_size)}
     if source.resumed:
         config_before = source.resumed.state.config
         stored = {name: value for name, value in config_before.items() if name not in OWN}
+        if "max_iters" in options.values:
+            stored.pop("epochs", None)
         if not source.resumed.state.base:  # a base is recognised by its digest, in any folder
             _check_init(options, config_before.get("init", Config.init), source.name)
         before = families.PUBLISHED.get(str(config_before.get("model")))
@@ -122,12 +124,27 @@ def complete(options: UserOptions, source: Source) -> Config:
     merged = config.complete(options, stored, source.name)
     if source.resumed:
         _check_same(merged, source.resumed.state.config, source.name)
-    if merged.block_size > shape.block_size:
-        what = "--block-size %d: %s has %d positions" % (merged.block_size, source.name, shape.block_size)
-        raise RefusedError(what, "--block-size %d" % shape.block_size)
+    _check_block(merged, shape, source.name)
     if source.resumed and "epochs" not in options.values:
         _check_steps(merged, source, source.resumed.state.step)
     return merged
+
+
+def _of_new_model(options: UserOptions) -> Config:
+    """Return the options of a model with new weights. A GPT-2 gets as many positions as a block has."""
+    model = str(options.values.get("model", Config.model))
+    shape = families.named(model)
+    if shape is None or shape.is_gpt2:
+        return config.complete(options)
+    merged = config.complete(options, {"block_size": min(shape.block_size, Config.block_size)}, model)
+    _check_block(merged, shape, model)
+    return merged
+
+
+def _check_block(config: Config, shape: Shape, name: str) -> None:
+    if config.block_size > shape.block_size:
+        what = "--block-size %d: %s has %d positions" % (config.block_size, name, shape.block_size)
+        raise RefusedError(what, "--block-size %d" % shape.block_size)
 
 
 def keep_batch(config: Config, options: UserOptions, source: Source, world: int) -> Config:
@@ -180,14 +197,14 @@ def tokenizer_of(config: Config, source: Source) -> Path:
 
 
 def with_epochs(config: Config, opened: Data, layout: Layout) -> Config:
-    """Return the options with the steps of ``epochs`` passes over the conversations.
+    """Return the options with the steps of ``epochs`` passes over the data.
 
     Raises:
         RefusedError: the warmup is longer.
     """
     if not config.epochs:
         return config
-    found = sources.steps(opened, config.epochs, layout)
+    found = max(1, opened.train.steps(config.epochs, layout.rows))
     if config.warmup_iters > found:
         what = "--warmup-iters %d: %d epochs have %d steps" % (config.warmup_iters, config.epochs, found)
         raise RefusedError(what, "--warmup-iters %d, or more --epochs" % (found // 10))

@@ -101,7 +101,8 @@ class Encoder:
                 found.append(self.read(records.parse(item, place), place))
             except RefusedError as error:  # noqa: PERF203 - a wrong record must not hide the others
                 if not self._skips:
-                    raise
+                    fix = "; or ".join(filter(None, (error.fix, "--skip-wrong leaves out such records")))
+                    raise RefusedError(str(error), fix) from error
                 problems.append(str(error))
         parts: List[bytes] = []
         lengths: List[Tuple[int, int]] = []
