@@ -35,10 +35,10 @@ from trainer.lm.sources import Data, Evaluated
 from trainer.lm.start import Start
 
 
-def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0915 - it reads from top to bottom
-    """Run the program."""
+def main(argv: Optional[List[str]] = None, program: str = "trainer.lm") -> None:  # noqa: C901, PLR0912, PLR0915 - it reads from top to bottom
+    """Run the program. ``program``: its name, one of ``config.WHAT``."""
     # Options
-    options = read(argv)
+    options = read(argv, program)
     source = start.find(options)
     config = start.complete(options, source)
     signals = listen_for_signals()
@@ -52,10 +52,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
 
     # Data
     layout = Layout(group.rank, world, micro_steps, config.batch_size)
-    if sources.are_chats(config.data):
-        opened = sources.open_chats(config, start.tokenizer_of(config, source))
-    else:
-        opened = sources.open_shards(config)
+    opened = start.open_data(config, source)
     config = start.with_epochs(config, opened, layout)
 
     # Model
@@ -89,7 +86,7 @@ def main(argv: Optional[List[str]] = None) -> None:  # noqa: C901, PLR0912, PLR0
     for line in opened.notes:
         log.say(line)
     samples = layout.rows
-    figures = Figures(config, origin.shape, samples * config.block_size, world, device, opened.padding)
+    figures = Figures(config, origin.shape, samples * config.block_size, world, device, opened)
     log.say(
         "%.1f M parameters, %s on %d x %s, " % (origin.shape.parameters / 1e6, engine.name, world, device.type)
         + "%d samples of %d tokens per step " % (samples, config.block_size)

@@ -67,6 +67,10 @@ class Config:
     )
     eval_data: Sequence[str] = _is((), "conversations that are only evaluated")
     template: str = _is("", "conversations: a Jinja template, or alpaca, chatml or plain (default: the model's own)")
+    image_folder: str = _is("", "images: the folder of relative paths (default: the folder of the data)")
+    max_pixels: int = _is(0, "images of Qwen2.5-VL: pixels at most (0: the model's)", Bound(low=0, high=1 << 28))
+    max_tiles: int = _is(9, "images of LLaVA-OneVision: tiles at most, beside the whole image", Bound(low=1, high=36))
+    patches: int = _is(0, "images: patches in a row at most (0: chosen for the data)", Bound(low=0, high=1 << 24))
     val: float = _is(0.0, "conversations: share of each set held back for evaluation", _AVERAGE)
     skip_wrong: bool = _is(False, "conversations: leave out wrong records instead of refusing them")
     workers: int = _is(0, "conversations: processes that encode them (0: one per core)", Bound(low=0, high=1024))
@@ -78,6 +82,8 @@ class Config:
     separate_documents: bool = _is(False, "shards: attention and positions start again after each document")
     out: str = _is("out", "folder of checkpoints and logs")
     init: str = _is("scratch", "scratch, a Hugging Face folder, or a checkpoint whose weights to use")
+    vision: str = _is("", "a folder of SigLIP or CLIP: composes a vision-language model with the decoder of --init")
+    image_token: str = _is("<image>", "with vision: the token of an image, new or one that no text has")
     resume: str = _is(
         "", "latest, or a checkpoint: continues with its optimizer, step and options, except options given here"
     )
@@ -303,6 +309,18 @@ RELATIONS = (
         "--engine plain, or --lora-rank 0",
     ),
     Relation(
+        "vision needs a language model: init",
+        lambda c: not c.vision or c.init != "scratch",
+        "{vision}: a tower needs a trained language model, not {init}",
+        "--init FOLDER, or remove --vision",
+    ),
+    Relation(
+        "vision needs lora_rank 0",
+        lambda c: not c.vision or not c.lora_rank,
+        "{vision}: its new projector is no adapter of {lora_rank}",
+        "--parts projector --lora-rank 0; export it, then --init that model with --lora-rank",
+    ),
+    Relation(
         "lora_rank needs a model: init",
         lambda c: not c.lora_rank or c.init != "scratch",
         "{lora_rank}: adapters need a trained model, not {init}",
@@ -383,13 +401,13 @@ def option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def read(argv: Optional[List[str]] = None) -> UserOptions:
-    """Read a command line and its file.
+def read(argv: Optional[List[str]] = None, program: str = "trainer.lm") -> UserOptions:
+    """Read a command line and its file. ``program``: one of ``WHAT``, for ``--help``.
 
     Raises:
         RefusedError: an unknown option or key, an invalid value, or a number outside its bound.
     """
-    parser = _parser()
+    parser = _parser(program)
     options = parser.read(argv)
     path = options.pop("config", None)
     values = dict(_from_file(path)) if path else {}
@@ -407,8 +425,14 @@ def from_arguments(argv: Optional[List[str]] = None) -> Config:
     return complete(read(argv))
 
 
-def _parser() -> Parser:
-    parser = Parser("trainer.lm", "Train a language model: GPT-2, Llama, Qwen2, Qwen2.5 or Qwen3.")
+WHAT = {
+    "trainer.lm": "Train a language model: GPT-2, Llama, Qwen2, Qwen2.5 or Qwen3.",
+    "trainer.vlm": "Train a vision-language model: Qwen2.5-VL, LLaVA-OneVision, or a tower and a decoder.",
+}
+
+
+def _parser(program: str) -> Parser:
+    parser = Parser(program, WHAT[program])
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "Rules between options:\n" + "\n".join("  " + each.rule for each in RELATIONS)
     parser.add_argument(

@@ -16,6 +16,7 @@ from typing import Any, Dict, Mapping, NamedTuple, Optional, Protocol, Tuple
 from trainer.bounds import Bound
 from trainer.lm.errors import RefusedError
 from trainer.lm.shape import FAMILIES, Rope, Shape
+from trainer.vlm import shape as vision
 
 CONFIG = "config.json"
 _SIZE = Bound(low=1, high=1 << 24)
@@ -230,8 +231,12 @@ def shape_of(config: Mapping[str, Any], path: Path) -> Shape:
         RefusedError: another kind of model, or sizes that are missing or impossible.
     """
     family = config.get("model_type", "gpt2")
+    if family in vision.KINDS:
+        from trainer.vlm import families as of_vision  # noqa: PLC0415 - it imports this module
+
+        return of_vision.shape_of(config, path)
     if family not in FAMILIES:
-        known = ", ".join(FAMILIES)
+        known = ", ".join((*FAMILIES, *vision.KINDS))
         raise RefusedError("%s: a model of type %s; known are %s" % (path, family, known), "use a model of these types")
     return _gpt2(config, path) if family == "gpt2" else _llama(config, path, str(family))
 

@@ -31,6 +31,9 @@ from trainer.lm.config import Config, trained_parts
 from trainer.lm.errors import FailedError, RefusedError
 from trainer.lm.model import flops_per_token
 from trainer.lm.shape import Shape
+from trainer.lm.sources import Data
+from trainer.vlm.model import flops_per_patch
+from trainer.vlm.shape import VlmShape
 
 LINES = "train.log"
 RECORDS = "trainer_log.jsonl"
@@ -180,19 +183,21 @@ _TRACK = {"tensorboard": _tensorboard, "wandb": _wandb}
 class Figures:
     """Converts the numbers of all ranks into figures for the log.
 
-    ``tokens``: per step, on all ranks. ``padding``: the share of them that is padding.
+    ``tokens``: per step, on all ranks. ``data``: for its padding and its images.
     """
 
-    def __init__(
-        self, config: Config, shape: Shape, tokens: int, world: int, device: torch.device, padding: float = 0.0
-    ) -> None:
-        self._padding = padding
+    def __init__(self, config: Config, shape: Shape, tokens: int, world: int, device: torch.device, data: Data) -> None:
+        self._padding = data.padding
         self._config = config
         self._tokens = tokens
         self._device = device
         most = peak(device)
-        frozen = config.lora_rank > 0 or "language" not in trained_parts(config.parts)
+        trained = () if config.lora_rank else trained_parts(config.parts)
+        frozen = "language" not in trained
         each = flops_per_token(shape, config.block_size, is_frozen=frozen)
+        if isinstance(shape, VlmShape):
+            patches, seen = data.patches
+            each += patches * (1 - data.padding) * flops_per_patch(shape, seen, "vision" not in trained)
         self._whole = world * most / each if most else None  # tokens/s at MFU 1
 
     def of(self, lap: Lap, rows: List[List[float]], rate: float) -> Dict[str, Any]:

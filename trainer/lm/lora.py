@@ -209,7 +209,7 @@ def make_model(
     if quantizes:
         check_quantize()
     with torch.device("meta"):
-        model = Decoder(shape, config.dropout, config.checkpointing)
+        model = shape.make(config.dropout, config.checkpointing)
         for parameter in model.parameters():
             parameter.requires_grad_(False)
             parameter.data = parameter.data.to(dtype)

@@ -26,12 +26,12 @@ def load(path: Path, base: Optional[Path] = None) -> Tuple[Decoder, tokens.Token
     """
     if (path / "config.json").is_file():
         folder, digest = path, weights.read_digest(path)
-        model = Decoder(families.read_shape(path))
+        model = families.read_shape(path).make()
         fill(model, weights.read(model.shape, path))
     else:
         found = checkpoint.find(path)
         folder, digest = found.folder, found.state.vocabulary
-        model = Decoder(found.state.shape)
+        model = found.state.shape.make()
         with found.reader() as reader:
             fill(model, lora.weights_of(found, reader, base))
     vocabulary = tokens.load(folder)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 from trainer.lm import data, finetune
 from trainer.lm.batch import Layout, Source
@@ -43,6 +43,8 @@ class Data:
         shards: the first data set of a pretraining, whose vocabulary the model must have.
         chats: the conversations of a fine-tuning.
         notes: lines for the log.
+        padding: the share of the tokens of a pass.
+        patches: of images, for each token; and of each image or tile, on average.
     """
 
     train: Source
@@ -51,7 +53,8 @@ class Data:
     shards: Optional[DataSet] = None
     chats: Optional[FineTuningData] = None
     notes: Sequence[str] = ()
-    padding: float = 0.0  # share of the tokens of a pass
+    padding: float = 0.0
+    patches: Tuple[float, float] = (0.0, 0.0)
 
 
 def are_chats(named: Sequence[str]) -> bool:
@@ -129,7 +132,12 @@ def open_chats(config: Config, model: Path) -> Data:
     if config.sampling == "with-replacement":
         what = "--sampling with-replacement: conversations are sampled without replacement"
         raise RefusedError(what, "--sampling auto")
-    reading = finetune.Reading(
+    return of_chats(config, finetune.open_data(config.data, config.eval_data, reading_of(config, model)))
+
+
+def reading_of(config: Config, model: Path) -> finetune.Reading:
+    """Return how conversations are read. ``model``: the folder with tokenizer and template."""
+    return finetune.Reading(
         model=model,
         block=config.block_size,
         cache=finetune.cache_folder(Path(config.out)),
@@ -138,7 +146,6 @@ def open_chats(config: Config, model: Path) -> Data:
         skips=config.skip_wrong,
         workers=config.workers,
     )
-    return of_chats(config, finetune.open_data(config.data, config.eval_data, reading))
 
 
 def of_chats(config: Config, found: FineTuningData) -> Data:

@@ -25,6 +25,10 @@ from trainer.lm.ranks import Ranks
 from trainer.lm.shape import Shape
 from trainer.lm.sources import Data
 from trainer.lm.tokens import Tokens
+from trainer.vlm import data as pictures
+from trainer.vlm import processing as images
+from trainer.vlm.compose import Composed, compose
+from trainer.vlm.shape import VlmShape
 
 RESUME = "CLUSTERCTL_CHECKPOINT"  # set by clusterctl's agent for a resumed run
 
@@ -32,6 +36,8 @@ RESUME = "CLUSTERCTL_CHECKPOINT"  # set by clusterctl's agent for a resumed run
 @dataclass(frozen=True)
 class Source:
     """What the options name as the start: nothing, a checkpoint, or a Hugging Face folder. ``name`` is for messages.
+
+    ``composed``: the folder's language model and a vision tower, as one model.
 
     ``resumed``: with its optimizer and step. ``taken``: weights only. ``by_agent``: a run's agent resumes it.
     """
@@ -42,6 +48,7 @@ class Source:
     taken: Optional[Checkpoint] = None
     folder: Optional[Path] = None
     by_agent: bool = False
+    composed: Optional[Composed] = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ class Start:
     data: Optional[List[Dict[str, Any]]] = None
     kept: Mapping[str, bytes] = field(default_factory=dict)
     base: Optional[lora.Base] = None
+    composed: Optional[Composed] = None
 
     def first_world(self, world: int) -> int:
         """Return the number of ranks on which the training started, now that it runs on ``world``."""
@@ -74,7 +82,11 @@ def find(options: UserOptions) -> Source:
     Raises:
         RefusedError: it does not exist.
     """
-    out, init = Path(options.values.get("out", Config.out)), options.values.get("init", Config.init)
+
+    def value(name: str) -> Any:
+        return options.values.get(name, getattr(Config, name))
+
+    out, init = Path(value("out")), value("init")
     resume = options.values.get("resume") or os.environ.get(RESUME, "")
     if resume:
         found = checkpoint.find(out / "latest" if resume == "latest" else Path(resume))
@@ -93,6 +105,9 @@ def find(options: UserOptions) -> Source:
     if not path.is_dir():
         what = "--init %s: no such folder" % init
         raise RefusedError(what, "use scratch, a folder with config.json and model.safetensors, or a checkpoint")
+    if value("vision"):
+        composed = compose(Path(value("vision")), path, value("image_token"), value("max_tiles"))
+        return Source(str(path), composed.shape, folder=path, composed=composed)
     return Source(str(path), families.read_shape(path), folder=path)
 
 
@@ -196,6 +211,38 @@ def tokenizer_of(config: Config, source: Source) -> Path:
     return sources.model_folder(config, source.folder, found.folder if found else None)
 
 
+def open_data(config: Config, source: Source) -> Data:
+    """Open the data: shards of tokens, or conversations, with images for a model that sees them.
+
+    Raises:
+        RefusedError: the data or the model's tokenizer cannot be read, or do not match.
+    """
+    shape = source.shape or families.named(config.model)
+    sees = isinstance(shape, VlmShape)
+    if not sees:
+        _check_blind(config)
+    if not sources.are_chats(config.data):
+        if sees:
+            what = "--data %s: a vision-language model trains on conversations, not on shards" % config.data[0]
+            raise RefusedError(what, "see docs/vision.md for the formats of data")
+        return sources.open_shards(config)
+    model = tokenizer_of(config, source)
+    if not sees:
+        return sources.open_chats(config, model)
+    processing = (
+        source.composed.processing if source.composed else images.read(model, config.max_pixels, config.max_tiles)
+    )
+    return pictures.open_pictures(config, model, processing)
+
+
+def _check_blind(config: Config) -> None:
+    """Refuse options for images with a model that sees none."""
+    for name in ("image_folder", "max_pixels", "patches"):
+        if getattr(config, name) != getattr(Config, name):
+            what = "%s %s: the model does not see images" % (option(name), getattr(config, name))
+            raise RefusedError(what, "remove %s, or --init a vision-language model" % option(name))
+
+
 def with_epochs(config: Config, opened: Data, layout: Layout) -> Config:
     """Return the options with the steps of ``epochs`` passes over the data.
 
@@ -232,7 +279,10 @@ def choose(config: Config, source: Source, opened: Data) -> Start:
         RefusedError: they do not match.
     """
     found = source.resumed or source.taken
-    kept = found.kept() if found else weights.read_kept(source.folder) if source.folder else {}
+    if source.composed:
+        kept: Mapping[str, bytes] = source.composed.kept()
+    else:
+        kept = found.kept() if found else weights.read_kept(source.folder) if source.folder else {}
     if opened.shards:
         return _with_shards(config, source, opened.shards, opened.identity, kept)
     assert opened.chats
@@ -244,7 +294,8 @@ def choose(config: Config, source: Source, opened: Data) -> Start:
     assert shape  # the folder has a config.json
     kept = kept or weights.read_kept(folder)
     finetune.check_vocabulary(opened.chats, shape.vocab_size, folder)
-    return Start(shape, source.resumed, source.taken, source.folder, None, None, opened.identity, kept)
+    start = Start(shape, source.resumed, source.taken, source.folder, None, None, opened.identity, kept)
+    return replace(start, composed=source.composed)
 
 
 def _with_shards(
@@ -415,7 +466,9 @@ def make_model(
         for choice in convert(model, config, ranks):
             say(fp8.described(choice))
     how.shard(model)
-    if start.folder:
+    if start.composed:
+        fill(model, start.composed.weights(config.seed, ranks.device), how.put)
+    elif start.folder:
         fill(model, weights.read(start.shape, start.folder), how.put)
     elif not (start.resumed or start.taken):
         fill(model, first_weights(start.shape, config.seed, ranks.device), how.put)

@@ -14,12 +14,14 @@ from trainer.lm import families as texts
 from trainer.lm import weights
 from trainer.lm.errors import RefusedError
 from trainer.lm.families import CONFIG
+from trainer.lm.finetune import tokenizer_of
 from trainer.lm.model import Named, sizes
 from trainer.lm.shape import Shape
 from trainer.vlm import families
+from trainer.vlm.encoding import with_token
+from trainer.vlm.processing import IMAGE, PREPROCESSOR, PROCESSOR, TILES, Processing, of_tower
 from trainer.vlm.shape import VlmShape
 
-PREPROCESSOR = "preprocessor_config.json"
 _MOST_TILES = 6  # in one direction
 _COLOURS = {  # the defaults of transformers
     "siglip": {"image_mean": [0.5] * 3, "image_std": [0.5] * 3},
@@ -32,12 +34,17 @@ _COLOURS = {  # the defaults of transformers
 
 @dataclass(frozen=True)
 class Composed:
-    """A model that does not exist yet: the folders of its tower and its language model, and its shape."""
+    """A model that does not exist yet: the folders of its tower and its language model, and its shape.
+
+    ``tokenizer`` is its ``tokenizer.json``, which has the image token. ``processing`` is that of images.
+    """
 
     vision: Path
     text: Path
     text_shape: Shape
     shape: VlmShape
+    tokenizer: str
+    processing: Processing
 
     def weights(self, seed: int, device: torch.device) -> Iterator[Named]:
         """Yield the weights of both folders, and new ones of the projector and of the line end.
@@ -59,12 +66,20 @@ class Composed:
         """
         found = weights.read_kept(self.text)
         images = _preprocessor(self.shape, weights.read_kept(self.vision).get(PREPROCESSOR, b"{}"))
-        for name, content in ((CONFIG, families.config_of(self.shape)), (PREPROCESSOR, images)):
+        processor = {
+            "processor_class": "LlavaOnevisionProcessor",
+            "image_token": self.processing.token_text,
+            "num_image_tokens": self.processing.side**2,
+            "vision_feature_select_strategy": "default" if self.shape.tower.has_class_token else "full",
+        }
+        contents = ((CONFIG, families.config_of(self.shape)), (PREPROCESSOR, images), (PROCESSOR, processor))
+        for name, content in contents:
             found[name] = (json.dumps(content, indent=2) + "\n").encode()
+        found["tokenizer.json"] = self.tokenizer.encode()
         return found
 
 
-def compose(vision: Path, text: Path, image_token: int, tiles: int = 9) -> Composed:
+def compose(vision: Path, text: Path, image_token: str = IMAGE, tiles: int = TILES) -> Composed:
     """Describe a ``llava_onevision`` model of a SigLIP or CLIP folder and a language model's.
 
     Features are the output of the last layer of SigLIP, and of the last but one of CLIP, as LLaVA's. Images are cut
@@ -73,25 +88,30 @@ def compose(vision: Path, text: Path, image_token: int, tiles: int = 9) -> Compo
     Args:
         vision: a folder with a model of type ``siglip``, ``siglip_vision_model``, ``clip`` or ``clip_vision_model``.
         text: a folder with a model of type llama, qwen2 or qwen3.
-        image_token: the token that stands for a feature of an image: one that no text has.
+        image_token: the token that stands for a feature of an image: a new one, or one that no text has.
         tiles: of an image, at most.
 
     Raises:
         RefusedError: config.json is missing, or describes another kind of model; or the token is none of the model.
     """
     text_shape = texts.read_shape(text)
+    if isinstance(text_shape, VlmShape):
+        raise RefusedError("--init %s has a vision tower already" % text, "remove --vision")
     path = vision / CONFIG
     tower = families.tower_of({"model_type": "", **texts.read_config(vision)}, path)
-    if not 0 <= image_token < text_shape.vocab_size:
-        what = "image token %d: %s has %d tokens" % (image_token, text, text_shape.vocab_size)
-        raise RefusedError(what, "use a token of the model that no text has")
+    unknown = replace(of_tower(vision, tiles), token_text=image_token)
+    tokenizer, _, processing = with_token(tokenizer_of(text), unknown)
+    if processing.token >= text_shape.vocab_size:
+        what = "the new token %s would be number %d, but %s has %d tokens"
+        fix = "--image-token TOKEN, a token of its tokenizer.json that no text has"
+        raise RefusedError(what % (image_token, processing.token, text, text_shape.vocab_size), fix)
     if tower.has_class_token:
         tower = replace(tower, n_layer=families.layers_used(-2, tower.n_layer, path))
     side, counts = tower.side, range(1, _MOST_TILES + 1)
     pinpoints = tuple((side * high, side * wide) for high in counts for wide in counts if high * wide <= tiles)
     shape = families.with_tower(text_shape, "llava_onevision", tower)
-    shape = replace(shape, image_token=image_token, pinpoints=pinpoints, tiles=tiles)
-    return Composed(vision, text, text_shape, shape)
+    shape = replace(shape, image_token=processing.token, pinpoints=pinpoints, tiles=tiles)
+    return Composed(vision, text, text_shape, shape, tokenizer, unknown)
 
 
 def _new_weights(shape: VlmShape, seed: int, device: torch.device) -> Iterator[Named]:

@@ -6,6 +6,7 @@ decoded while training, in threads. What ``trainer.lm.finetune`` says about data
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from array import array
 from concurrent.futures import ThreadPoolExecutor
@@ -16,10 +17,12 @@ from typing import Any, Dict, List, Sequence, Tuple
 import numpy as np
 import torch
 
-from trainer.lm import chat, finetune, packing, records, tokenized
+from trainer.lm import chat, finetune, packing, records, sources, tokenized
 from trainer.lm.batch import Batch, Images, Layout
+from trainer.lm.config import Config
 from trainer.lm.errors import FailedError, RefusedError
 from trainer.lm.finetune import FineTuningData, Part
+from trainer.lm.sources import Data
 from trainer.lm.tokenized import Tokenized
 from trainer.vlm.capacity import Capacity, capacity_of, choose, unit
 from trainer.vlm.encoding import Encoding, with_token
@@ -378,6 +381,28 @@ def open_data(named: Sequence[str], evaluated: Sequence[str], reading: Reading, 
     pool = ThreadPoolExecutor(reading.threads or _threads(), "images")
     known = {each.name: getattr(opened, each.name) for each in fields(opened)}
     return VisionData(**known, capacity=capacity, pool=pool)
+
+
+def open_pictures(config: Config, model: Path, processing: Processing) -> Data:
+    """Open the data that a training's options name. ``model``: the folder with tokenizer and template.
+
+    Raises:
+        RefusedError: see ``open_data``.
+    """
+    reading = Reading(
+        **dataclasses.asdict(sources.reading_of(config, model)), images=config.image_folder, patches=config.patches
+    )
+    found = open_data(config.data, config.eval_data, reading, processing)
+    opened = sources.of_chats(config, found)
+    return replace(opened, patches=patches_per_token(found.train))
+
+
+def patches_per_token(parts: Sequence[Part]) -> Tuple[float, float]:
+    """Return the patches for each token of some data, and those of each image or tile, on average."""
+    sizes = np.concatenate([_pictured(part.source).sizes for part in parts])
+    patches = sum(sum(patches_in(part)) for part in parts)
+    tokens = sum(sum(part.lengths) for part in parts)
+    return patches / max(1, tokens), float(sizes[:, 0].sum() / max(1, sizes[:, 2].sum()))
 
 
 def _threads() -> int:

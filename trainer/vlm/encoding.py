@@ -119,5 +119,6 @@ def with_token(tokenizer: str, processing: Processing) -> Tuple[str, str, Proces
             what = "the model's image token is %d, but tokenizer.json has no such token" % processing.token
             raise RefusedError(what, "copy tokenizer.json from the model again")
         return tokenizer, text, processing
-    found.add_special_tokens([IMAGE])
-    return found.to_str(), IMAGE, replace(processing, token=found.token_to_id(IMAGE))
+    text = processing.token_text
+    found.add_special_tokens([text])
+    return found.to_str(), text, replace(processing, token=found.token_to_id(text))

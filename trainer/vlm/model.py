@@ -74,7 +74,7 @@ class VisionLanguage(Decoder):
         return found.index_select(0, images.features)
 
 
-def flops_per_patch(shape: VlmShape, patches: int, is_frozen: bool = False) -> float:
+def flops_per_patch(shape: VlmShape, patches: float, is_frozen: bool = False) -> float:
     """Return the floating point operations of tower and projector per patch, forward and backward, as MFU counts them.
 
     6N + 12·L·D·T as for tokens (``trainer.lm.model.flops_per_token``), where N are the parameters that a patch is

@@ -37,7 +37,8 @@ class Processing:
         patch: pixels of a side of a patch.
         mean: of each colour.
         std: of each colour.
-        token: the number of the image token; negative: the tokenizer's number of ``IMAGE``.
+        token: the number of the image token; negative: the tokenizer's number of ``token_text``, perhaps a new one.
+        token_text: the text of the image token, if its number is not known.
         resample: Pillow's number of the method of resizing.
         merge: QWEN: patches of a side of a feature.
         window: QWEN: pixels of a side of a window of attention.
@@ -52,6 +53,7 @@ class Processing:
     mean: Tuple[float, ...]
     std: Tuple[float, ...]
     token: int
+    token_text: str = IMAGE
     resample: int = BICUBIC
     merge: int = 1
     window: int = 0
