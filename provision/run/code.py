@@ -286,10 +286,10 @@ def exists(path: Path) -> bool:
 # bundles and models, so only the files that the trainer's arguments name are sent from it.
 
 PACKAGE = "trainer"
-_PARTS = ("lm", "ds_config")  # the trainer, and the source of its DeepSpeed configuration
-_FILES = ("__init__.py", "bounds.py", "words.py")  # imported by both
-_OWN_READS = ("data", "eval_data", "init", "deepspeed_config")  # trainer.lm's options whose files must exist
-_OUT_DEFAULT = "out"  # trainer.lm's default of --out
+_PARTS = ("lm", "vlm", "ds_config")  # the trainers, and the source of its DeepSpeed configuration
+_FILES = ("__init__.py", "bounds.py", "words.py")  # imported by all
+_OWN_READS = ("data", "eval_data", "init", "vision", "image_folder", "deepspeed_config")  # their options whose files must exist
+_OUT_DEFAULT = "out"  # their default of --out
 
 
 def is_own_trainer(job: Job) -> bool:
@@ -335,8 +335,8 @@ def _own_trainer(job: Job, limit: int) -> RunFiles:
 
 
 def _refuse_missing(job: Job, configured: Mapping[str, Any], here: Path) -> None:
-    """Refuse an option of ``trainer.lm`` that names a missing folder or file."""
-    if job.target != f"{PACKAGE}.lm":
+    """Refuse an option of our trainers that names a missing folder or file."""
+    if job.target not in (f"{PACKAGE}.lm", f"{PACKAGE}.vlm"):
         return
     for option in _OWN_READS:
         values = last(job.options, option) or configured.get(option, ())
