@@ -164,8 +164,8 @@ def _check_bytes(size: int) -> None:
 def _checked_size(found: Any, file: IO[bytes]) -> Tuple[int, int]:
     size = _size(found)
     if found.format in ("JPEG", "MPO"):
-        file.seek(0, io.SEEK_END)
-        file.seek(max(0, file.tell() - TAIL))
+        start = file.tell()  # of the pixels, after a small picture that EXIF may have
+        file.seek(max(start, file.seek(0, io.SEEK_END) - TAIL))
         if b"\xff\xd9" not in file.read(TAIL):
             raise ValueError("the file is truncated")
     elif found.format == "PNG":
