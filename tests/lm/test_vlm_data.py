@@ -36,11 +36,25 @@ def test_every_format_of_records_has_the_same_batch(found):
     assert found["folder"]["same"]
 
 
+def test_data_in_another_folder_is_the_same_data(found):
+    assert found["moved"] == {"same": True, "root": "moved"}
+
+
+def test_a_decoder_without_an_image_token_gets_one(found):
+    """The whole image of 97 x 31 pixels, and 8 of the 14 rows of features of 2 x 4 tiles: the others are padding."""
+    composed = found["composed"]
+    assert composed["text"].startswith("<|im_start|>user\n\nwhat is it<|im_end|>\n<|im_start|>assistant\nthe sea")
+    assert composed["token"] == 0
+    assert composed["images"] == 49 + 8 * (28 + 1) <= composed["of_images"]
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
         ("empty.jpg", "bad/empty.jpg cannot be read: it is empty"),
         ("truncated.jpg", "bad/truncated.jpg cannot be read: the file is truncated"),
+        ("large.jpg", "bad/large.jpg cannot be read: the file is truncated"),
+        ("small.jpg", "bad/small.jpg cannot be read: the file is truncated"),
         ("truncated.png", "bad/truncated.png cannot be read: Truncated"),
         ("text.png", "bad/text.png cannot be read: its format is none of JPEG, PNG"),
         ("bomb.png", "bad/bomb.png cannot be read: it has 50000 x 50000 pixels, more than 100 million"),

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import random
+import shutil
 import sys
 import zlib
 from functools import partial
@@ -307,17 +308,50 @@ for name, record in FORMATS.items():
 tell("formats", same=[name for name, found in same.items() if found == same["sharegpt"]])
 moved = opened_alone([{**FORMATS["llava"], "image": "2.png"}], images=str(folder / "pictures"))
 tell("folder", same=moved.packed(0).batch(Layout(0, 1, 1, 1), 0, 0).tokens.tolist() == same["sharegpt"][0])
+(folder / "moved").mkdir()
+shutil.copytree(folder / "pictures", folder / "moved/pictures")
+shutil.copy(folder / "llava.jsonl", folder / "moved/llava.jsonl")
+reading = data.Reading(model=folder / "qwen", block=256, cache=folder / "cache")
+elsewhere = data.open_data([str(folder / "moved/llava.jsonl")], [], reading, processing.read(folder / "qwen"))
+known = opened_alone([FORMATS["llava"]], "llava").identity()
+tell("moved", same=elsewhere.identity() == known, root=str(elsewhere.train[0].source.root.name))
+
+# A tower that is put behind a decoder: the decoder's template takes texts, and its tokenizer gets the image token
+tower = folder / "tower"
+tower.mkdir()
+vision = {"image_size": 30, "patch_size": 4}
+(tower / "config.json").write_text(json.dumps({"model_type": "siglip", "vision_config": vision}))
+(tower / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
+decoder = folder / "decoder"
+decoder.mkdir()
+plain = tokens.train_bpe([said() for _ in range(50)], 300).tokenizer
+plain.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+plain.save(str(decoder / "tokenizer.json"))
+reading = data.Reading(model=decoder, block=512, cache=folder / "cache", template="chatml")
+composed = data.open_data([written("composed", [FORMATS["llava"]])], [], reading, processing.of_tower(tower))
+batch = composed.packed(0).batch(Layout(0, 1, 1, 1), 0, 0)
+text = plain.decode([each for each in batch.tokens[0].tolist() if 0 < each < composed.processing.token], False)
+images = int((batch.tokens == composed.processing.token).sum())
+number = composed.processing.token - plain.get_vocab_size()
+tell("composed", text=text, token=number, images=images, of_images=composed.capacity.tokens)
 
 # What cannot be read
 bad = folder / "bad"
 bad.mkdir()
 good = io.BytesIO()
 picture(300, 200).save(good, "JPEG")
+thumbnail = picture(300, 200).getexif()
+thumbnail[0x010E] = "a small picture in EXIF ends like a whole one: \xff\xd9".encode("latin1")
+picture(300, 200).save(small := io.BytesIO(), "JPEG", exif=thumbnail)
+noise = io.BytesIO()
+Image.fromarray(np.random.default_rng(0).integers(0, 256, (400, 400, 3), dtype="u1")).save(noise, "JPEG", quality=95)
 png = (folder / path).read_bytes()
 huge = b"IHDR" + (50_000).to_bytes(4, "big") * 2 + png[24:29]
 FILES = {
     "empty.jpg": b"",
     "truncated.jpg": good.getvalue()[:3000],
+    "large.jpg": noise.getvalue()[:-2000],
+    "small.jpg": small.getvalue()[:3000],
     "truncated.png": png[: len(png) // 2],
     "text.png": b"no picture at all",
     "bomb.png": png[:12] + huge + zlib.crc32(huge).to_bytes(4, "big") + png[33:],

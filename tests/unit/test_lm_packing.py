@@ -104,3 +104,33 @@ def test_held_back_samples_are_not_trained_on(size, share, seed):
 
 def test_steps_include_the_last_rows():
     assert [packing.steps(rows, 8) for rows in (0, 1, 8, 9)] == [0, 1, 1, 2]
+
+
+SIZED = st.lists(st.tuples(st.integers(1, ROOM), st.one_of(st.just(0), st.integers(1, 50))), max_size=200)
+
+
+@given(SIZED, SEEDS)
+def test_no_row_has_more_than_its_room_for_either_size(samples, seed):
+    lengths, sizes = [length for length, _ in samples], [size for _, size in samples]
+    plan = Plan([lengths], [1.0], ROOM, seed, second=packing.Second(sizes, 50))
+    rows = rows_of(plan, 0)
+    assert sorted(sample for row in rows for sample in row) == list(range(len(samples)))
+    for row in rows:
+        assert sum(lengths[sample] for sample in row) <= ROOM
+        assert sum(sizes[sample] for sample in row) <= 50
+
+
+def test_rows_of_two_sizes_fill_up_with_both():
+    """Six of ten samples have an image, whose size varies independently of the text's."""
+    drawn = random.Random(0)
+    samples = [(drawn.randint(20, 1500), drawn.randint(100, 3000) * (drawn.random() < 0.6)) for _ in range(3000)]
+    lengths, sizes = [length for length, _ in samples], [size for _, size in samples]
+    mean = sum(sizes) * 8192 / sum(lengths)
+    plan = Plan([lengths], [1.0], 8192, 0, second=packing.Second(sizes, int(1.05 * mean)))
+    assert plan.padding() < 0.02
+    assert plan.padding_of_second() < 0.07
+
+
+def test_second_sizes_larger_than_their_room_are_refused():
+    with pytest.raises(ValueError, match="second size"):
+        Plan([[1]], [1.0], 8, 0, second=packing.Second([9], 8))

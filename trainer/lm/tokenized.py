@@ -29,6 +29,7 @@ from trainer.lm.errors import RefusedError
 from trainer.lm.progress import Progress
 
 FORMAT = 2
+DIGEST = 32  # characters
 ANSWER = np.uint32(1 << 31)
 TOKEN = np.uint32(ANSWER - 1)
 Files = Dict[str, bytes]
@@ -38,6 +39,7 @@ Files = Dict[str, bytes]
 class Tokenized:
     """The samples of a data set. ``skipped`` counts records left out, ``changed`` answers without loss."""
 
+    folder: Path
     name: str
     tokens: Any
     lengths: Any
@@ -130,6 +132,11 @@ class Encoding:
     files: ClassVar[Sequence[str]] = ("tokens", "lengths")  # that an encoder returns
 
     @property
+    def variant(self) -> str:
+        """What separates folders of the same digest, such as those of records whose images are in different folders."""
+        return ""
+
+    @property
     def encoder(self) -> Callable[..., Encoder]:
         """What makes an encoder of the arguments, in another process."""
         return Encoder
@@ -154,11 +161,11 @@ def prepare(paths: Sequence[Path], name: str, encoding: Encoding, cache: Path, r
     Raises:
         RefusedError: a record is wrong, or the cache cannot be written.
     """
-    digest = hashlib.sha256((encoding.digest + "".join(map(_digest, paths))).encode()).hexdigest()[:32]
-    folder = cache / digest
+    digest = hashlib.sha256((encoding.digest + "".join(map(_digest, paths))).encode()).hexdigest()[:DIGEST]
+    folder = cache / (digest + encoding.variant)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with (cache / (digest + ".lock")).open("w") as lock:
+        with (cache / (folder.name + ".lock")).open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # released by the kernel when the process ends
             if not (folder / "meta.json").is_file():
                 _write(paths, encoding, folder, requested)
@@ -242,6 +249,7 @@ def open_folder(folder: Path, name: str) -> Tokenized:
         found = np.memmap(folder / "tokens.bin", dtype="<u4", mode="r") if total else np.empty(0, dtype="<u4")
         _check_size(len(found), total)
         return Tokenized(
+            folder=folder,
             name=name,
             tokens=found,
             lengths=lengths,
@@ -250,7 +258,7 @@ def open_folder(folder: Path, name: str) -> Tokenized:
             skipped=int(meta["skipped"]),
             changed=int(meta["changed"]),
             problem=str(meta["problem"]),
-            digest=folder.name,
+            digest=folder.name[:DIGEST],
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RefusedError("%s cannot be read: %s" % (folder, error), "delete the folder") from error

@@ -39,7 +39,7 @@ class Pictured(Tokenized):
 
     Attributes:
         processing: of the images.
-        folder: of relative paths.
+        root: of relative paths.
         images: (images, 4), see ``trainer.vlm.encoding``.
         references: bytes.
         image_ends: where the images of each sample end, in images.
@@ -49,7 +49,7 @@ class Pictured(Tokenized):
     """
 
     processing: Processing
-    folder: Path
+    root: Path
     images: Any
     references: Any
     image_ends: Any
@@ -131,18 +131,18 @@ class Pictured(Tokenized):
         at = bytes(self.references[end - size : end])
         found = Reference(at if inside else at.decode("utf-8", "surrogatepass"))
         try:
-            return patches_of(self.processing, grid, pixels_of(found, self.folder, (height, width), self.name))
+            return patches_of(self.processing, grid, pixels_of(found, self.root, (height, width), self.name))
         except RefusedError as error:
             raise FailedError(str(error), "restore the image and resume, or start again with --skip-wrong") from error
 
 
-def pictured(source: Tokenized, cache: Path, processing: Processing, folder: Path) -> Pictured:
+def pictured(source: Tokenized, processing: Processing, root: Path) -> Pictured:
     """Add the images to samples that ``trainer.vlm.encoding`` wrote.
 
     Raises:
         RefusedError: a file is missing or damaged.
     """
-    where = cache / source.digest
+    where = source.folder
     try:
         counts = np.fromfile(where / "counts.bin", dtype="<u4").astype(np.int64)
         images = np.fromfile(where / "images.bin", dtype="<u4").reshape(-1, 4)
@@ -162,7 +162,7 @@ def pictured(source: Tokenized, cache: Path, processing: Processing, folder: Pat
     return Pictured(
         **known,
         processing=processing,
-        folder=folder,
+        root=root,
         images=images,
         references=references,
         image_ends=image_ends,
@@ -320,8 +320,12 @@ def _positions(processing: Processing, grids: Sequence[Tuple[int, Grid]], length
 
 @dataclass(frozen=True)
 class VisionData(FineTuningData):
-    """Opened data sets with images. All batches have the sizes of ``capacity``, those of evaluations too."""
+    """Opened data sets with images. All batches have the sizes of ``capacity``, those of evaluations too.
 
+    ``processing`` has the number of the image token.
+    """
+
+    processing: Processing
     capacity: Capacity
     pool: ThreadPoolExecutor
 
@@ -365,7 +369,7 @@ def open_data(named: Sequence[str], evaluated: Sequence[str], reading: Reading, 
         folder = Path(reading.images) if reading.images else path if path.is_dir() else path.parent
         encoding = Encoding(tokenizer, template, reading.skips, token, str(folder.absolute()))
         found = tokenized.prepare(records.files_of(path), name, encoding, reading.cache, reading.workers)
-        return replace(pictured(found, reading.cache, processing, folder.absolute()), capacity=most)
+        return replace(pictured(found, processing, folder.absolute()), capacity=most)
 
     opened = finetune.open_sets(named, evaluated, reading, template.where, tokenized_of)
     parts = [*opened.train, *opened.held_back.values()]
@@ -380,7 +384,7 @@ def open_data(named: Sequence[str], evaluated: Sequence[str], reading: Reading, 
     capacity = capacity_of(processing, patches, reading.block, sizes)
     pool = ThreadPoolExecutor(reading.threads or _threads(), "images")
     known = {each.name: getattr(opened, each.name) for each in fields(opened)}
-    return VisionData(**known, capacity=capacity, pool=pool)
+    return VisionData(**known, processing=processing, capacity=capacity, pool=pool)
 
 
 def open_pictures(config: Config, model: Path, processing: Processing) -> Data:

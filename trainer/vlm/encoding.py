@@ -84,10 +84,10 @@ class Encoder(tokenized.Encoder):
 
 @dataclass(frozen=True)
 class Encoding(tokenized.Encoding):
-    """How records with images become tokens. ``token``: the text of an image token; ``folder``: of relative paths."""
+    """How records with images become tokens. ``token``: the text of an image token; ``images``: their folder."""
 
     token: str = IMAGE
-    folder: str = "."
+    images: str = "."
     files: ClassVar[Sequence[str]] = (*tokenized.Encoding.files, "counts", "images", "references")
 
     @property
@@ -98,12 +98,17 @@ class Encoding(tokenized.Encoding):
     @property
     def arguments(self) -> Tuple[Any, ...]:
         """See ``trainer.lm.tokenized.Encoding``."""
-        return (*super().arguments, self.token, self.folder)
+        return (*super().arguments, self.token, self.images)
 
     @property
     def digest(self) -> str:
-        """See ``trainer.lm.tokenized.Encoding``. The same records in another folder can have other images."""
-        return hashlib.sha256(json.dumps([super().digest, self.token, self.folder]).encode()).hexdigest()
+        """See ``trainer.lm.tokenized.Encoding``."""
+        return hashlib.sha256(json.dumps([super().digest, self.token]).encode()).hexdigest()
+
+    @property
+    def variant(self) -> str:
+        """See ``trainer.lm.tokenized.Encoding``."""
+        return "-" + hashlib.sha256(self.images.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
 def with_token(tokenizer: str, processing: Processing) -> Tuple[str, str, Processing]:

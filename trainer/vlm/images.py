@@ -164,8 +164,8 @@ def _check_bytes(size: int) -> None:
 def _checked_size(found: Any, file: IO[bytes]) -> Tuple[int, int]:
     size = _size(found)
     if found.format in ("JPEG", "MPO"):
-        file.seek(0, io.SEEK_END)
-        file.seek(max(0, file.tell() - TAIL))
+        start = file.tell()  # of the pixels, after a small picture that EXIF may have
+        file.seek(max(start, file.seek(0, io.SEEK_END) - TAIL))
         if b"\xff\xd9" not in file.read(TAIL):
             raise ValueError("the file is truncated")
     elif found.format == "PNG":
@@ -208,12 +208,14 @@ def _rgb(found: Any) -> Any:
 def patches_of(processing: Processing, grid: Grid, image: Any) -> Any:
     """Return the patches of an image in RGB, (patches, numbers of a patch), float32, in the order of ``grid``."""
     if processing.kind == QWEN:
-        pixels = _normalised(processing, image.resize((grid.width, grid.height), processing.resample))
         row, column = layout_of(processing, grid).positions.T
-        return _cut(pixels, processing.patch)[row, column]
-    tiles = _tiles_of(processing, grid, image)
-    cuts = [_cut(_normalised(processing, tile), processing.patch) for tile in tiles]
-    return np.concatenate([cut.reshape(-1, cut.shape[-1]) for cut in cuts])
+        cut = _cut(image.resize((grid.width, grid.height), processing.resample), processing.patch)[row, column]
+    else:
+        cut = np.concatenate([_cut(tile, processing.patch) for tile in _tiles_of(processing, grid, image)])
+    mean, std = (np.array(each, dtype=np.float32).reshape(3, 1) for each in (processing.mean, processing.std))
+    patches = np.multiply(cut.reshape(grid.patches, 3, -1), 1 / (255 * std), dtype=np.float32)
+    patches -= mean / std
+    return patches.reshape(grid.patches, -1)
 
 
 def _tiles_of(processing: Processing, grid: Grid, image: Any) -> Any:
@@ -239,14 +241,8 @@ def _square(processing: Processing, image: Any) -> Any:
     return padded
 
 
-def _normalised(processing: Processing, image: Any) -> Any:
-    """Return pixels as (height, width, colours), float32."""
-    mean, std = (np.array(each, dtype=np.float32) for each in (processing.mean, processing.std))
-    return (np.asarray(image, dtype=np.float32) * np.float32(1 / 255) - mean) / std
-
-
-def _cut(pixels: Any, patch: int) -> Any:
-    """Cut pixels into (rows, columns, colours x height x width of a patch)."""
-    rows, columns = pixels.shape[0] // patch, pixels.shape[1] // patch
-    cut = pixels[: rows * patch, : columns * patch].reshape(rows, patch, columns, patch, 3)
-    return cut.transpose(0, 2, 4, 1, 3).reshape(rows, columns, -1)
+def _cut(image: Any, patch: int) -> Any:
+    """Cut an image into patches: (rows, columns, colours, height, width)."""
+    rows, columns = image.height // patch, image.width // patch
+    pixels = np.asarray(image)[: rows * patch, : columns * patch]
+    return pixels.reshape(rows, patch, columns, patch, 3).transpose(0, 2, 4, 1, 3)
