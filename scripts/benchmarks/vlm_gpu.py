@@ -140,7 +140,7 @@ def measure(model: str, block: int, samples: int) -> None:
         if not torch.cuda.is_available():
             sys.stdout.write(json.dumps(facts) + "\n")
             return
-        device = torch.device("cuda")
+        device = torch.device("cuda", 0)
         shape = families.read_shape(folder)
         torch.set_default_dtype(torch.bfloat16)
         with device:
