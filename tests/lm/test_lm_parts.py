@@ -135,6 +135,29 @@ def test_every_engine_resumes_frozen_parts_from_every_other(alone, together, eng
         assert together[name].losses == pytest.approx({step: whole[step] for step in (4, 5, 6)}, rel=1e-5)
 
 
+@pytest.fixture(scope="module")
+def sixteen(gpt):
+    """Trainings of three processes in 16 bits, so that shares are uneven, and resumed by one process."""
+    engines = ("plain", "fsdp", "zero0", "zero2", "zero3")
+    fixed = ["--dtype", "bfloat16", "--batch-size", 2, *PARTS["projector"]]
+    runs = [[*fixed, "--engine", engine, "--out", f"three {engine}"] for engine in engines]
+    whole = gpt.session(runs, ranks=3, program="parted.py")
+    more = [
+        ["--engine", "plain", "--out", f"three>{engine}", "--resume", f"three {engine}/iter_3"] for engine in engines
+    ]
+    return dict(zip(engines, zip(whole, gpt.session(more, program="parted.py"), strict=True), strict=True))
+
+
+def test_frozen_parts_are_the_same_in_sixteen_bits(sixteen, weights):
+    expected = weights(sixteen["plain"][0])
+    for whole, resumed in sixteen.values():
+        assert whole.losses == pytest.approx(sixteen["plain"][0].losses, abs=3e-3)
+        assert resumed.losses == pytest.approx({step: whole.losses[step] for step in (4, 5, 6)}, abs=3e-3)
+        for run in (whole, resumed):
+            found = weights(run)
+            assert all(found[key] == expected[key] for key in found if part_of(key) != "projector")
+
+
 def test_other_parts_need_a_new_training(alone):
     assert alone["changed"].refused["what"] == "--parts all: alone projector/iter_3 has projector"
     assert alone["changed"].refused["fix"] == "remove --parts; or use --init with another --out"
