@@ -165,7 +165,8 @@ def test_other_parts_need_a_new_training(alone):
 
 
 def test_a_plain_decoder_has_one_part(gpt):
-    part, rate, fine = gpt.session([["--parts", "projector"], ["--vision-lr", "1e-3"], ["--parts", "language"]])
+    runs = [["--parts", "projector"], ["--vision-lr", "1e-3"], ["--parts", "language"]]
+    part, rate, fine = gpt.session([[*argv, "--out", "one part"] for argv in runs])
     assert part.refused["what"] == "--parts projector: the model has no part projector, only language"
     assert rate.refused["what"] == "--vision-lr 0.001: the model has no part vision"
     assert fine.refused is None
@@ -175,13 +176,16 @@ def test_a_plain_decoder_has_one_part(gpt):
 def scaled(gpt):
     """Trainings whose rates grow with the number of ranks: of two ranks, resumed by one and by two."""
     linear = ["--learning-rate", "4e-4", "--scale-lr", "linear", "--warmup-iters", 2]
-    runs = [[*TWO, *linear, "--out", "linear"], [*TWO, "--scale-lr", "sqrt", "--out", "sqrt"]]
+    runs = [[*TWO, *linear, "--out", "rates linear"], [*TWO, "--scale-lr", "sqrt", "--out", "rates sqrt"]]
     found = dict(zip(("linear", "sqrt"), gpt.session(runs, ranks=2), strict=True))
     plain = [*linear[:1], "8e-4", *linear[4:]]
-    runs = [["--batch-size", 8, *plain, "--out", "eight"], ["--resume", "linear/iter_3", "--out", "one"]]
-    runs += [["--resume", "one/iter_6", "--out", "typed", *linear, "--max-iters", 8]]
+    runs = [
+        ["--batch-size", 8, *plain, "--out", "rates eight"],
+        ["--resume", "rates linear/iter_3", "--out", "rates one"],
+    ]
+    runs += [["--resume", "rates one/iter_6", "--out", "rates typed", *linear, "--max-iters", 8]]
     found |= dict(zip(("eight", "one", "typed"), gpt.session(runs), strict=True))
-    again = [[*linear, "--resume", "one/iter_6", "--max-iters", 8, "--out", "again"]]
+    again = [[*linear, "--resume", "rates one/iter_6", "--max-iters", 8, "--out", "rates again"]]
     return {**found, "again": gpt.session(again, ranks=2)[0]}
 
 
