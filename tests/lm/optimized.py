@@ -113,8 +113,26 @@ def buckets_of_muon():
     return [sorted(kind) for kind in kinds]
 
 
+def shares_of_muon(world):
+    """The matrices of the layers on each rank: parts of one, names, and the share of numbers that are padding."""
+    pieces, held, numels = [], 0, 0
+    for rank in range(world):
+        model = Decoder(SHAPE)
+        size = {name: parameter.numel() for name, parameter in model.named_parameters() if name.startswith("layers.")
+                and parameter.dim() > 1}  # fmt: skip
+        hidden = [each for each in make_buckets(model, rank, world, torch.float32, hidden_apart=True)
+                  if each.slots[0].name in size]  # fmt: skip
+        pieces += [piece for bucket in hidden for piece, _ in bucket.pieces()]
+        held += sum(bucket.weight.numel() for bucket in hidden)
+        numels = sum(size.values())
+    cut = sum(piece.numel != size[piece.name] for piece in pieces)
+    names = [piece.name for piece in pieces]
+    return {"cut": cut, "names": names, "all": list(size), "padding": 1 - numels / held}
+
+
 result = {"signed": kept(is_square=False), "square": kept(is_square=True), "muon": muon_apart()}
 result["losses"] = {name: trained(name) for name in ("adamw", "adamw-bf16", "adamw8bit", "muon")}
+result["shares"] = {world: shares_of_muon(world) for world in (1, 2, 3)}
 result["buckets"] = buckets_of_muon()
 result["levels"] = [len(set(optimizers.levels(signed, DEVICE)[0].tolist())) for signed in (True, False)]
 sys.stdout.write(json.dumps(result) + "\n")

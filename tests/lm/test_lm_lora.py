@@ -77,10 +77,19 @@ def test_two_ranks_share_the_adapters(trained, gpt):
     whole = [*LORA, "--global-batch", "8", "--batch-size", "4", "--max-iters", "12"]
     two, sharded, plain, fsdp, more = gpt.session(
         [
-            ["--out", "two", *whole, "--save-interval", "6"],
-            ["--out", "two-fsdp", *whole, "--save-interval", "6", "--engine", "fsdp"],
-            ["--out", "two-fsdp>plain", "--resume", "two-fsdp/iter_6", "--max-iters", "12", "--engine", "plain"],
-            ["--out", "two>fsdp", "--resume", "two/iter_6", "--max-iters", "12", "--engine", "fsdp"],
+            ["--out", "lora-two", *whole, "--save-interval", "6"],
+            ["--out", "lora-two-fsdp", *whole, "--save-interval", "6", "--engine", "fsdp"],
+            [
+                "--out",
+                "lora-two-fsdp>plain",
+                "--resume",
+                "lora-two-fsdp/iter_6",
+                "--max-iters",
+                "12",
+                "--engine",
+                "plain",
+            ],
+            ["--out", "lora-two>fsdp", "--resume", "lora-two/iter_6", "--max-iters", "12", "--engine", "fsdp"],
             ["--out", "adapted", "--resume", "latest", "--max-iters", "15"],
         ],
         ranks=2,
@@ -100,15 +109,15 @@ def test_sharded_adapters_train_a_base_in_sixteen_bits(trained, gpt):
     options = [*LORA, "--dtype", "bfloat16", "--lora-targets", "c_fc,c_attn"]
     plain, fsdp, again = gpt.session(
         [
-            ["--out", "bfloat16", *options],
-            ["--out", "bfloat16-fsdp", *options, "--engine", "fsdp", "--offload", "all"],
-            ["--out", "bfloat16-fsdp-again", "--resume", "bfloat16-fsdp/iter_3"],
+            ["--out", "lora-bfloat16", *options],
+            ["--out", "lora-bfloat16-fsdp", *options, "--engine", "fsdp", "--offload", "all"],
+            ["--out", "lora-bfloat16-fsdp-again", "--resume", "lora-bfloat16-fsdp/iter_3"],
         ],
         ranks=2,
     )
     assert fsdp.losses == pytest.approx(plain.losses, abs=3e-3)
     assert again.losses == {step: fsdp.losses[step] for step in (4, 5, 6)}
-    gpt.program("export", "bfloat16-fsdp/latest", "bfloat16-merged")
+    gpt.program("export", "lora-bfloat16-fsdp/latest", "lora-bfloat16-merged")
 
 
 def test_it_is_sampled_and_exported_with_its_base(trained, gpt):

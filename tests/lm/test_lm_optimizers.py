@@ -59,20 +59,29 @@ def test_a_resume_is_exact(halves, name):
     assert whole.read_bytes() == half.read_bytes()
 
 
-def test_several_ranks_have_the_same_losses_and_refuse_muon(halves, gpt):
-    found = gpt.session(
-        [
-            *(["--out", f"{name} two", "--optimizer", name, *STEADY, "--max-iters", "8", "--global-batch", "8",
-               "--batch-size", "4"] for name in SMALL),
-            ["--out", "muon two", "--optimizer", "muon"],
-        ],
-        ranks=2,
-    )  # fmt: skip
-    for name, run in zip(SMALL, found, strict=False):
-        assert run.refused is None
-        alone = json.loads((halves / f"{name} whole/trainer_log.jsonl").read_text().splitlines()[-2])
-        assert run.losses[8] == pytest.approx(alone["loss"], abs=5e-3)
-    assert found[2].refused["what"] == "--optimizer muon needs whole matrices on one rank, not 2 ranks"
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_several_ranks_have_the_same_losses(gpt, ranks):
+    names = (*SMALL, "muon")
+    options = [*STEADY, "--max-iters", "8", "--global-batch", "12", "--batch-size", "2"]
+    runs = [["--out", f"{name} {ranks}", "--optimizer", name, *options] for name in names]
+    runs.append(["--out", f"muon {ranks} again", "--resume", f"muon {ranks}/iter_4", "--max-iters", "8"])
+    found = gpt.session(runs, ranks=ranks)
+    runs = [["--out", f"{name} beside {ranks}", "--optimizer", name, *options] for name in names]
+    runs.append(["--out", f"muon {ranks}>one", "--resume", f"muon {ranks}/iter_4", "--max-iters", "8"])
+    alone = gpt.session(runs)
+    for one, several in zip(alone[:3], found[:3], strict=True):
+        assert several.refused is None
+        assert several.losses == pytest.approx(one.losses, abs=5e-3)
+    again = {step: found[2].losses[step] for step in (5, 6, 7, 8)}
+    assert found[3].losses == again
+    assert alone[3].losses == pytest.approx(again, abs=1e-3)
+
+
+def test_the_matrices_of_muon_are_whole_and_shared_evenly(found):
+    for world, row in found["shares"].items():
+        assert row["cut"] == 0, world
+        assert sorted(row["names"]) == sorted(row["all"])
+        assert row["padding"] < 0.35
 
 
 @pytest.mark.parametrize("name", SMALL)

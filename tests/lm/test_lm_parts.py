@@ -135,6 +135,29 @@ def test_every_engine_resumes_frozen_parts_from_every_other(alone, together, eng
         assert together[name].losses == pytest.approx({step: whole[step] for step in (4, 5, 6)}, rel=1e-5)
 
 
+@pytest.fixture(scope="module")
+def sixteen(gpt):
+    """Trainings of three processes in 16 bits, so that shares are uneven, and resumed by one process."""
+    engines = ("plain", "fsdp", "zero0", "zero2", "zero3")
+    fixed = ["--dtype", "bfloat16", "--batch-size", 2, *PARTS["projector"]]
+    runs = [[*fixed, "--engine", engine, "--out", f"three {engine}"] for engine in engines]
+    whole = gpt.session(runs, ranks=3, program="parted.py")
+    more = [
+        ["--engine", "plain", "--out", f"three>{engine}", "--resume", f"three {engine}/iter_3"] for engine in engines
+    ]
+    return dict(zip(engines, zip(whole, gpt.session(more, program="parted.py"), strict=True), strict=True))
+
+
+def test_frozen_parts_are_the_same_in_sixteen_bits(sixteen, weights):
+    expected = weights(sixteen["plain"][0])
+    for whole, resumed in sixteen.values():
+        assert whole.losses == pytest.approx(sixteen["plain"][0].losses, abs=3e-3)
+        assert resumed.losses == pytest.approx({step: whole.losses[step] for step in (4, 5, 6)}, abs=3e-3)
+        for run in (whole, resumed):
+            found = weights(run)
+            assert all(found[key] == expected[key] for key in found if part_of(key) != "projector")
+
+
 def test_other_parts_need_a_new_training(alone):
     assert alone["changed"].refused["what"] == "--parts all: alone projector/iter_3 has projector"
     assert alone["changed"].refused["fix"] == "remove --parts; or use --init with another --out"
@@ -142,7 +165,8 @@ def test_other_parts_need_a_new_training(alone):
 
 
 def test_a_plain_decoder_has_one_part(gpt):
-    part, rate, fine = gpt.session([["--parts", "projector"], ["--vision-lr", "1e-3"], ["--parts", "language"]])
+    runs = [["--parts", "projector"], ["--vision-lr", "1e-3"], ["--parts", "language"]]
+    part, rate, fine = gpt.session([[*argv, "--out", "one part"] for argv in runs])
     assert part.refused["what"] == "--parts projector: the model has no part projector, only language"
     assert rate.refused["what"] == "--vision-lr 0.001: the model has no part vision"
     assert fine.refused is None
@@ -152,13 +176,16 @@ def test_a_plain_decoder_has_one_part(gpt):
 def scaled(gpt):
     """Trainings whose rates grow with the number of ranks: of two ranks, resumed by one and by two."""
     linear = ["--learning-rate", "4e-4", "--scale-lr", "linear", "--warmup-iters", 2]
-    runs = [[*TWO, *linear, "--out", "linear"], [*TWO, "--scale-lr", "sqrt", "--out", "sqrt"]]
+    runs = [[*TWO, *linear, "--out", "rates linear"], [*TWO, "--scale-lr", "sqrt", "--out", "rates sqrt"]]
     found = dict(zip(("linear", "sqrt"), gpt.session(runs, ranks=2), strict=True))
     plain = [*linear[:1], "8e-4", *linear[4:]]
-    runs = [["--batch-size", 8, *plain, "--out", "eight"], ["--resume", "linear/iter_3", "--out", "one"]]
-    runs += [["--resume", "one/iter_6", "--out", "typed", *linear, "--max-iters", 8]]
+    runs = [
+        ["--batch-size", 8, *plain, "--out", "rates eight"],
+        ["--resume", "rates linear/iter_3", "--out", "rates one"],
+    ]
+    runs += [["--resume", "rates one/iter_6", "--out", "rates typed", *linear, "--max-iters", 8]]
     found |= dict(zip(("eight", "one", "typed"), gpt.session(runs), strict=True))
-    again = [[*linear, "--resume", "one/iter_6", "--max-iters", 8, "--out", "again"]]
+    again = [[*linear, "--resume", "rates one/iter_6", "--max-iters", 8, "--out", "rates again"]]
     return {**found, "again": gpt.session(again, ranks=2)[0]}
 
 

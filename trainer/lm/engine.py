@@ -242,7 +242,7 @@ class Plain:
         for bucket in self._buckets:
             for slot in bucket.slots:
                 slot.parameter.register_post_accumulate_grad_hook(self._hook(bucket, slot))
-        self._optimizer = optimizers.make(config, self._buckets, model.shape, ranks.world)
+        self._optimizer = optimizers.make(config, self._buckets, model.shape)
 
     def compile(self) -> None:
         """See ``Engine``."""
@@ -385,21 +385,19 @@ class Bucket:
     """
 
     def __init__(
-        self, slots: Sequence[Slot], decays: bool, rank: int, world: int, dtype: torch.dtype, factor: float = 1.0
+        self, slots: Sequence[Slot], share: slice, numel: int, dtype: torch.dtype, decays: bool, factor: float
     ) -> None:
         self.slots = slots
         self.decays = decays
         self.factor = factor
-        last = slots[-1]
-        each = -(-(last.start + last.numel) // (world * ALIGN)) * ALIGN
-        self.start, self.stop = rank * each, (rank + 1) * each
-        device = last.parameter.device
-        whole = torch.zeros(each * world, device=device)
+        self.start, self.stop = share.start, share.stop
+        device = slots[0].parameter.device
+        whole = torch.zeros(numel, device=device)
         for slot in slots:
             whole[slot.start : slot.start + slot.numel] = slot.parameter.detach().float().view(-1)
         self.flat = whole if dtype == torch.float32 else whole.to(dtype)
         self.weight = self.mine(self.flat) if dtype == torch.float32 else self.mine(whole).clone()
-        self.gradient = torch.zeros(each * world, device=device)
+        self.gradient = torch.zeros(numel, device=device)
         for slot in slots:
             slot.parameter.data = self.flat[slot.start : slot.start + slot.numel].view(slot.parameter.shape)
         self.left = 0  # gradients that have not arrived yet
@@ -430,8 +428,9 @@ def make_buckets(
     hidden_apart: bool = False,
     factors: Mapping[str, float] = {},
 ) -> List[Bucket]:
-    """Put a model's trained fp32 parameters into buckets. ``hidden_apart``: those of Muon into separate ones.
+    """Put a model's trained fp32 parameters into buckets.
 
+    ``hidden_apart``: those of Muon into separate ones, in which each rank's share has whole matrices.
     ``factors``: of the learning rate, by name; 1 if it is not there.
     """
     buckets: List[Bucket] = []
@@ -440,19 +439,50 @@ def make_buckets(
     kinds: Dict[Tuple[bool, bool, float], List[Any]] = {}
     for name, parameter in named:
         kinds.setdefault((name in hidden, parameter.dim() >= 2, factors.get(name, 1.0)), []).append((name, parameter))
-    for (_, decays, factor), chosen in sorted(kinds.items(), key=lambda each: each[0], reverse=True):
-        buckets += [Bucket(slots, decays, rank, world, dtype, factor) for slots in _slots(chosen)]
+    for (is_hidden, decays, factor), chosen in sorted(kinds.items(), key=lambda each: each[0], reverse=True):
+        for slots, each in _whole_slots(chosen, world) if is_hidden else _slots(chosen, world):
+            share = slice(rank * each, (rank + 1) * each)
+            buckets.append(Bucket(slots, share, each * world, dtype, decays, factor))
     return buckets
 
 
-def _slots(named: Sequence[Any]) -> Iterator[List[Slot]]:
+def _aligned(numel: int) -> int:
+    return -(-numel // ALIGN) * ALIGN
+
+
+def _slots(named: Sequence[Any], world: int) -> Iterator[Tuple[List[Slot], int]]:
+    """Yield the slots of each bucket, one after the other, and the numbers of a rank's share."""
     slots: List[Slot] = []
     start = 0
     for name, parameter in named:
         if slots and start + parameter.numel() > BUCKET_SIZE:
-            yield slots
+            yield slots, _aligned(-(-start // world))
             slots, start = [], 0
         slots.append(Slot(name, parameter, start, parameter.numel()))
-        start += -(-parameter.numel() // ALIGN) * ALIGN
-    if slots:
-        yield slots
+        start += _aligned(parameter.numel())
+    yield slots, _aligned(-(-start // world))
+
+
+def _whole_slots(named: Sequence[Any], world: int) -> Iterator[Tuple[List[Slot], int]]:
+    """Yield the slots of each bucket, and the numbers of a rank's share: it has whole matrices.
+
+    The largest matrices are placed first, each on the rank that has the fewest numbers. A bucket has several times as
+    many numbers for each rank as the largest matrix, so the shares are nearly full.
+    """
+    whole = sum(parameter.numel() for _, parameter in named)
+    most = world * max(BUCKET_SIZE, 4 * max(parameter.numel() for _, parameter in named))
+    size = whole / -(-whole // most)  # equally many numbers in each bucket
+    groups: Dict[int, List[Any]] = {}
+    seen = 0
+    for each in named:
+        groups.setdefault(int(seen / size), []).append(each)
+        seen += each[1].numel()
+    for group in groups.values():
+        loads = [0] * world
+        placed = []
+        for name, parameter in sorted(group, key=lambda each: each[1].numel(), reverse=True):
+            rank = loads.index(min(loads))
+            placed.append((name, parameter, rank, loads[rank]))
+            loads[rank] += _aligned(parameter.numel())
+        share = max(loads)
+        yield [Slot(name, held, rank * share + at, held.numel()) for name, held, rank, at in placed], share

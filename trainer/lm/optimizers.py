@@ -24,7 +24,6 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 from torch import nn
 
 from trainer.lm.config import Config
-from trainer.lm.errors import RefusedError
 from trainer.lm.shape import Shape
 
 if TYPE_CHECKING:
@@ -67,16 +66,9 @@ class Optimizer(Protocol):
         """Set the number of updates so far."""
 
 
-def make(config: Config, buckets: Sequence[Bucket], shape: Shape, world: int) -> Optimizer:
-    """Create the configured optimizer.
-
-    Raises:
-        RefusedError: Muon with several ranks, whose shares would cut through matrices.
-    """
+def make(config: Config, buckets: Sequence[Bucket], shape: Shape) -> Optimizer:
+    """Create the configured optimizer."""
     if config.optimizer == "muon":
-        if world > 1:
-            what = "--optimizer muon needs whole matrices on one rank, not %d ranks" % world
-            raise RefusedError(what, "--optimizer adamw, or one rank")
         return Muon(config, buckets, shape)
     if config.optimizer == "adamw":
         return AdamW(config, buckets)
@@ -323,7 +315,8 @@ def matrices(shape: Shape, name: str, rows: int) -> List[Tuple[int, int]]:
 class Muon:
     """torch's Muon for the matrices of the layers, AdamW for the rest; see ``Optimizer``.
 
-    Its steps are scaled to the size of AdamW's, so one learning rate and one weight decay suit both.
+    Its steps are scaled to the size of AdamW's, so one learning rate and one weight decay suit both. Each rank updates
+    the matrices in its share, which are whole.
     """
 
     def __init__(self, config: Config, buckets: Sequence[Bucket], shape: Shape) -> None:
@@ -333,10 +326,13 @@ class Muon:
         found: List[Tuple[nn.Parameter, torch.Tensor]] = []
         groups: Dict[float, List[nn.Parameter]] = {}  # by the factor of their rate
         for bucket in hidden:
+            at = {piece.name: start for piece, start in bucket.pieces()}
             for slot in bucket.slots:
-                whole = slice(slot.start, slot.start + slot.numel)
+                if slot.name not in at:
+                    continue  # another rank's
+                whole = slice(at[slot.name], at[slot.name] + slot.numel)
                 size = slot.parameter.shape
-                held = (bucket.weight, bucket.gradient, self._momentum[id(bucket)])
+                held = (bucket.weight, bucket.reduced, self._momentum[id(bucket)])
                 weight, gradient, momentum = (each[whole].view(size) for each in held)
                 for start, rows in matrices(shape, slot.name, size[0]):
                     part = slice(start, start + rows)
@@ -346,15 +342,18 @@ class Muon:
                     groups.setdefault(bucket.factor, []).append(parameter)
         params = [{"params": each, "factor": times} for times, each in groups.items()]
         more = {"weight_decay": config.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
-        self._muon = torch.optim.Muon(params, config.learning_rate, **more)
+        self._muon: Any = None
+        if found:
+            self._muon = torch.optim.Muon(params, config.learning_rate, **more)
         for parameter, momentum in found:
             self._muon.state[parameter]["momentum_buffer"] = momentum
 
     def step(self, rate: float) -> None:
         """See ``Optimizer``."""
-        for group in self._muon.param_groups:
-            group["lr"] = rate * group["factor"]
-        self._muon.step()
+        if self._muon:  # a rank may have no matrix
+            for group in self._muon.param_groups:
+                group["lr"] = rate * group["factor"]
+            self._muon.step()
         self._adam.step(rate)
 
     def read(self, bucket: Bucket, kind: str, start: int, numel: int) -> torch.Tensor:
