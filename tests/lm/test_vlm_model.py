@@ -69,7 +69,10 @@ def trained(gpt):
         result = gpt.run(HERE / "vlm_engines.py", *engines, ranks=ranks)
         assert result.returncode == 0, result.stderr
         for row in map(json.loads, (line for line in result.stdout.splitlines() if line.startswith("{"))):
-            rows[row["case"], row["engine"], ranks] = row["losses"] + row["norms"]
+            if "compiled" in row:
+                rows[row["case"], "compiled", ranks] = row["compiled"]
+            else:
+                rows[row["case"], row["engine"], ranks] = row["losses"] + row["norms"]
     return rows
 
 
@@ -79,6 +82,11 @@ def test_every_engine_trains_alike_although_only_one_rank_has_an_image(trained, 
     assert len(cases) == 2
     for case in cases:
         assert trained[case, engine, 2] == pytest.approx(trained[case, "plain", 1], rel=1e-5)
+
+
+@pytest.mark.parametrize("case", ["clip and llama", "qwen2.5-vl"])
+def test_the_tower_is_compiled_once_for_batches_with_and_without_images(trained, case):
+    assert trained[case, "compiled", 1] == [True, True]
 
 
 QWEN, LLAVA, CLIP = "qwen2.5-vl", "siglip and qwen2", "clip and llama"
