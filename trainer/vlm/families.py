@@ -283,7 +283,7 @@ _OURS = re.compile(r"tower\.(?:layers\.(?P<layer>\d+)\.)?(?P<part>.+)\.(?P<kind>
 
 def theirs(shape: VlmShape, name: str) -> Tuple[Theirs, ...]:
     """See ``Format``."""
-    if name == "newline":
+    if name == "projector.newline":
         return (Theirs("image_newline"),)
     if name.startswith("projector."):
         part, kind = name.split(".")[1:]
