@@ -7,6 +7,8 @@ import pytest
 from trainings import HERE
 from vlm_models_cases import CASES, COMPOSED
 
+QWEN, LLAVA, CLIP = "qwen2.5-vl", "siglip and qwen2", "clip and llama"
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -44,6 +46,15 @@ def test_a_batch_without_images_gives_the_tower_gradients_of_zero(found, case):
 @pytest.mark.parametrize("case", CASES)
 def test_a_shape_is_read_again_from_a_checkpoint_and_from_an_exported_folder(found, case):
     assert [found[case][key] for key in ("record", "read", "parameters")] == [True, True, True]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_operations_of_a_patch_are_those_that_torch_counts(found, case):
+    row = found[case]
+    # torch counts no biases, and the class tokens of CLIP too: here 3 beside 16 patches.
+    assert 0.95 < row["flops"] < (1.2 if "clip" in case else 1.0)
+    layers = {"siglip and qwen2": 3, QWEN: 1 + 2 * 16 / 1600}.get(case, 2)
+    assert row["attention"] == pytest.approx(layers * 1600)
 
 
 @pytest.mark.parametrize("case", COMPOSED)
@@ -89,7 +100,6 @@ def test_the_tower_is_compiled_once_for_batches_with_and_without_images(trained,
     assert trained[case, "compiled", 1] == [True, True]
 
 
-QWEN, LLAVA, CLIP = "qwen2.5-vl", "siglip and qwen2", "clip and llama"
 REFUSED = {  # a case, what config.json says instead, and what the line says
     "type": (LLAVA, {"model_type": "llava"}, "a model of type llava; known are llava_onevision, qwen2_5_vl"),
     "tower": (LLAVA, {"vision_config": {"model_type": "dinov2"}}, "a tower of type dinov2; known are siglip"),

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from PIL import Image
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.clip import CLIPModel
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
@@ -27,6 +28,7 @@ from trainer.lm.batch import IGNORED, Images
 from trainer.lm.model import fill, sizes
 from trainer.vlm import families
 from trainer.vlm.compose import PREPROCESSOR, compose
+from trainer.vlm.model import flops_per_patch
 
 SIZES = ([(30, 75)], [(28, 28), (50, 20), (64, 64)], [], [(61, 58)])  # of the images of each document, in pixels
 
@@ -128,9 +130,10 @@ def images_of(parts, tokens, padding, pixels):
     chosen = torch.cat([*features, torch.zeros(5, dtype=torch.long)])
     places = torch.cat([(tokens.flatten() == IMAGE).nonzero().flatten(), torch.full((5,), tokens.numel())])
     total = first + padding // (4 if has_windows else 1)
+    pieces = [8] * (padding // 8)  # a window has 16 patches
     ends, narrow = (
-        torch.tensor([0, *itertools.accumulate([*each, padding, 0, 0])], dtype=torch.int32)
-        for each in (lengths, windows)
+        torch.tensor([0, *itertools.accumulate([*each, *rest, 0, 0])], dtype=torch.int32)
+        for each, rest in ((lengths, [padding]), (windows, pieces))
     )
     return Images(
         patches=torch.cat(patches),
@@ -280,9 +283,17 @@ def of_text(model, text, positions):
     without = gradients(model, model(text, text, positions=positions, images=images))
     plain = gradients(model, model(text, text, positions=positions))
     seen = [each for key, each in without.items() if model.part_of(key) != "language"]
+    with FlopCounterMode(display=False) as counter:
+        model.features(images)
+    products = sum(count for kind, count in counter.get_flop_counts()["Global"].items() if "mm" in str(kind))
+    estimated = flops_per_patch(model.shape, 0) / 3 * len(images.patches)
     language = [key for key in without if model.part_of(key) == "language"]
     return {
         "without images": bool(seen) and all(each is not None and not each.any() for each in seen),
+        "flops": products / estimated,
+        "attention": (flops_per_patch(model.shape, 1600) - flops_per_patch(model.shape, 0))
+        / 12
+        / model.shape.tower.n_embd,
         "text": max(apart(without[key], plain[key]) for key in language),
     }
 

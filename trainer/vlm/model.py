@@ -92,7 +92,7 @@ def flops_per_patch(shape: VlmShape, patches: int, is_frozen: bool = False) -> f
     looks = len(tower.whole) if tower.window else tower.n_layer
     seen = float(looks * patches)
     if tower.window:
-        seen += (tower.n_layer - looks) * min(patches, (tower.window // tower.patch) ** 2)
+        seen += (tower.n_layer - looks) * min(patches, tower.window_patches)
     weights_of_tower = tower.n_embd * tower.pixels * tower.frames + tower.n_layer * tower.layer_parameters
     of_tower = 6.0 * weights_of_tower + 12.0 * tower.n_embd * seen
     of_projector = 6.0 * shape.projector_parameters / tower.merge**2

@@ -67,7 +67,7 @@ class Vision(nn.Module):
         whole, _ = borders_of(ends, tokens, longest, is_causal=False)
         parts = whole
         if images.windows is not None and self.shape.window:
-            parts, _ = borders_of(images.windows, tokens, longest, is_causal=False)
+            parts, _ = borders_of(images.windows, tokens, self.shape.window_patches, is_causal=False)
         turn = None if self.places is not None else self._turn(images.positions)
         for number, layer in enumerate(self.layers):
             borders: Borders = whole if number in self.shape.whole else parts
