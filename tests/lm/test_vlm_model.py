@@ -57,6 +57,14 @@ def test_operations_of_a_patch_are_those_that_torch_counts(found, case):
     assert row["attention"] == pytest.approx(layers * 1600)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_peft_reads_adapters_of_the_decoder_and_none_of_the_tower(found, case):
+    row = found[case]
+    assert row["unlike"] == []
+    assert row["adapters"] == 2 * 2 * 7  # A and B of seven matrices in two layers
+    assert row["adapter"] < 1e-5
+
+
 @pytest.mark.parametrize("case", COMPOSED)
 def test_a_composed_model_keeps_both_parts_and_draws_the_rest_from_the_seed(found, case):
     row = found[case]

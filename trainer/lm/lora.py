@@ -191,11 +191,12 @@ def make_model(shape: Shape, base: Base, config: Config, device: torch.device, d
     if quantizes:
         check_quantize()
     with torch.device("meta"):
-        model = Decoder(shape, config.dropout, config.checkpointing)
+        model = shape.make(config.dropout, config.checkpointing)
     for name, tensor in base.weights(shape):
         module, _, kind = name.rpartition(".")
         held = tensor.to(device, dtype, copy=True).contiguous()
-        if quantizes and isinstance(model.get_submodule(module), nn.Linear) and kind == "weight" and module != "head":
+        is_matrix = module.startswith("layers.") and isinstance(model.get_submodule(module), nn.Linear)
+        if quantizes and is_matrix and kind == "weight":
             model.set_submodule(module, Quantized(held, None))
         else:
             setattr(model.get_submodule(module), kind, nn.Parameter(held, requires_grad=False))
@@ -350,7 +351,9 @@ def export_adapter(found: Checkpoint, reader: Reader, folder: Path, dtype: str) 
         raise RefusedError("%s contains no adapters" % found.folder, "export it without --adapter")
     shape, settings = found.state.shape, settings_of(found.state.config)
     chosen = places(shape, settings.targets)
-    tensors = [each for place in chosen for each in place.tensors(settings.rank)]
+    targets, names = shape.format.adapted(shape, [place.theirs for place in chosen])
+    renamed = [place._replace(theirs=names[place.theirs]) for place in chosen]
+    tensors = [each for place in renamed for each in place.tensors(settings.rank)]
     entries = [Entry(name, list(size), dtype) for _, name, size in tensors]
     write_tensors(folder / ADAPTER, entries, (reader.whole(ours, size) for ours, _, size in tensors))
     alpha = settings.alpha or 2.0 * settings.rank
@@ -362,7 +365,7 @@ def export_adapter(found: Checkpoint, reader: Reader, folder: Path, dtype: str) 
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "lora_dropout": settings.dropout,
         "use_rslora": settings.rslora,
-        "target_modules": list(dict.fromkeys(place.target for place in chosen)),
+        "target_modules": targets,
         "bias": "none",
         "fan_in_fan_out": shape.is_gpt2,
         "inference_mode": True,

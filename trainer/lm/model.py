@@ -441,7 +441,7 @@ def flops_per_token(shape: Shape, tokens: int, is_frozen: bool = False) -> float
     """
     unused = 0 if shape.tied else shape.vocab_size * shape.n_embd
     attention = 12.0 * shape.n_layer * shape.n_head * shape.head * tokens
-    return (4.0 if is_frozen else 6.0) * (shape.parameters - unused) + attention
+    return (4.0 if is_frozen else 6.0) * (shape.decoder_parameters - unused) + attention
 
 
 def fastest_attention(device: torch.device) -> ContextManager[Any]:

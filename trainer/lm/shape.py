@@ -147,7 +147,12 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """Parameters without padding. With ``tied`` the output layer shares the embedding's matrix."""
+        """All parameters, without padding."""
+        return self.decoder_parameters
+
+    @property
+    def decoder_parameters(self) -> int:
+        """Parameters of the decoder without padding. With ``tied`` the output layer shares the embedding's matrix."""
         width, gated = self.n_embd, self.is_gated
         attention = width * self.qkv + self.n_head * self.head * width
         attention += self.qkv_bias * self.qkv + self.out_bias * width + self.qk_norm * 2 * self.head

@@ -163,7 +163,7 @@ class VlmShape(Shape):
     @property
     def parameters(self) -> int:
         """All parameters, without padding."""
-        return super().parameters + self.tower.parameters + self.projector_parameters
+        return self.decoder_parameters + self.tower.parameters + self.projector_parameters
 
     def make(self, dropout: float = 0.0, checkpointing: str = "off") -> VisionLanguage:
         """Create the model, with torch's initial weights. See ``Decoder``."""
