@@ -14,6 +14,7 @@ from vlm_models_cases import CASES, IMAGE, VOCABULARY
 from trainer.lm import engine, ranks
 from trainer.lm.batch import IGNORED, Batch, Images
 from trainer.lm.config import Config
+from trainer.lm.errors import exit_with
 from trainer.lm.log import Watch
 from trainer.lm.model import fill, sizes
 from trainer.vlm import families
@@ -91,7 +92,8 @@ def compiled(case):
         return [bool(torch.allclose(see(each), found)) for each, found in zip(images, wanted, strict=True)]
 
 
-if __name__ == "__main__":
+def main():
+    """Train each case with each engine."""
     group = ranks.join("cpu")
     for case in ("clip and llama", "qwen2.5-vl"):
         if group.world == 1:
@@ -101,3 +103,7 @@ if __name__ == "__main__":
             if group.is_first:
                 sys.stdout.write(json.dumps(row) + "\n")
     ranks.leave()
+
+
+if __name__ == "__main__":
+    exit_with(main)  # threads of gloo may abort the interpreter's own exit
