@@ -31,7 +31,7 @@ def load(path: Path, base: Optional[Path] = None) -> Tuple[Decoder, tokens.Token
     else:
         found = checkpoint.find(path)
         folder, digest = found.folder, found.state.vocabulary
-        model = Decoder(found.state.shape)
+        model = found.state.shape.make()
         with found.reader() as reader:
             fill(model, lora.weights_of(found, reader, base))
     vocabulary = tokens.load(folder)
