@@ -7,6 +7,8 @@ import pytest
 from trainings import HERE
 from vlm_models_cases import CASES, COMPOSED
 
+QWEN, LLAVA, CLIP = "qwen2.5-vl", "siglip and qwen2", "clip and llama"
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -46,6 +48,23 @@ def test_a_shape_is_read_again_from_a_checkpoint_and_from_an_exported_folder(fou
     assert [found[case][key] for key in ("record", "read", "parameters")] == [True, True, True]
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_operations_of_a_patch_are_those_that_torch_counts(found, case):
+    row = found[case]
+    # torch counts no biases, and the class tokens of CLIP too: here 3 beside 16 patches.
+    assert 0.95 < row["flops"] < (1.2 if "clip" in case else 1.0)
+    layers = {"siglip and qwen2": 3, QWEN: 1 + 2 * 16 / 1600}.get(case, 2)
+    assert row["attention"] == pytest.approx(layers * 1600)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_peft_reads_adapters_of_the_decoder_and_none_of_the_tower(found, case):
+    row = found[case]
+    assert row["unlike"] == []
+    assert row["adapters"] == 2 * 2 * 7  # A and B of seven matrices in two layers
+    assert row["adapter"] < 1e-5
+
+
 @pytest.mark.parametrize("case", COMPOSED)
 def test_a_composed_model_keeps_both_parts_and_draws_the_rest_from_the_seed(found, case):
     row = found[case]
@@ -69,7 +88,10 @@ def trained(gpt):
         result = gpt.run(HERE / "vlm_engines.py", *engines, ranks=ranks)
         assert result.returncode == 0, result.stderr
         for row in map(json.loads, (line for line in result.stdout.splitlines() if line.startswith("{"))):
-            rows[row["case"], row["engine"], ranks] = row["losses"] + row["norms"]
+            if "compiled" in row:
+                rows[row["case"], "compiled", ranks] = row["compiled"]
+            else:
+                rows[row["case"], row["engine"], ranks] = row["losses"] + row["norms"]
     return rows
 
 
@@ -81,7 +103,11 @@ def test_every_engine_trains_alike_although_only_one_rank_has_an_image(trained, 
         assert trained[case, engine, 2] == pytest.approx(trained[case, "plain", 1], rel=1e-5)
 
 
-QWEN, LLAVA, CLIP = "qwen2.5-vl", "siglip and qwen2", "clip and llama"
+@pytest.mark.parametrize("case", ["clip and llama", "qwen2.5-vl"])
+def test_the_tower_is_compiled_once_for_batches_with_and_without_images(trained, case):
+    assert trained[case, "compiled", 1] == [True, True]
+
+
 REFUSED = {  # a case, what config.json says instead, and what the line says
     "type": (LLAVA, {"model_type": "llava"}, "a model of type llava; known are llava_onevision, qwen2_5_vl"),
     "tower": (LLAVA, {"vision_config": {"model_type": "dinov2"}}, "a tower of type dinov2; known are siglip"),

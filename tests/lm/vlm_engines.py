@@ -14,6 +14,7 @@ from vlm_models_cases import CASES, IMAGE, VOCABULARY
 from trainer.lm import engine, ranks
 from trainer.lm.batch import IGNORED, Batch, Images
 from trainer.lm.config import Config
+from trainer.lm.errors import exit_with
 from trainer.lm.log import Watch
 from trainer.lm.model import fill, sizes
 from trainer.vlm import families
@@ -78,10 +79,31 @@ def trained(case, name, group):
     return {"losses": losses, "norms": norms}
 
 
-group = ranks.join("cpu")
-for case in ("clip and llama", "qwen2.5-vl"):
-    for name in sys.argv[1:]:
-        row = {"case": case, "engine": name, **trained(case, name, group)}
-        if group.is_first:
-            sys.stdout.write(json.dumps(row) + "\n")
-ranks.leave()
+def compiled(case):
+    """The embeddings of image tokens, eager and compiled in one graph; nothing is compiled again without an image."""
+    shape = families.shape_of({"model_type": CASES[case][0], **CASES[case][1]}, Path("config.json"))
+    model = shape.make()
+    fill(model, drawn(shape))
+    images = [batch_of(shape, row).images for row in (0, 1)]
+    wanted = [model.features(each) for each in images]
+    torch._dynamo.reset()
+    see = torch.compile(model.features, backend="eager", fullgraph=True, dynamic=False)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        return [bool(torch.allclose(see(each), found)) for each, found in zip(images, wanted, strict=True)]
+
+
+def main():
+    """Train each case with each engine."""
+    group = ranks.join("cpu")
+    for case in ("clip and llama", "qwen2.5-vl"):
+        if group.world == 1:
+            sys.stdout.write(json.dumps({"case": case, "compiled": compiled(case)}) + "\n")
+        for name in sys.argv[1:]:
+            row = {"case": case, "engine": name, **trained(case, name, group)}
+            if group.is_first:
+                sys.stdout.write(json.dumps(row) + "\n")
+    ranks.leave()
+
+
+if __name__ == "__main__":
+    exit_with(main)  # threads of gloo may abort the interpreter's own exit

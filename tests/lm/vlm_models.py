@@ -11,9 +11,12 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import peft
+import safetensors.torch
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 from PIL import Image
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.clip import CLIPModel
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
@@ -21,12 +24,17 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.siglip import SiglipModel, SiglipVisionModel
 from vlm_models_cases import CASES, COMPOSED, IMAGE, TEXT, TOWER, VOCABULARY
 
+from trainer.lm import checkpoint, lora, weights
 from trainer.lm import shape as shapes
-from trainer.lm import weights
 from trainer.lm.batch import IGNORED, Images
+from trainer.lm.config import Config
+from trainer.lm.engine import Plain
+from trainer.lm.log import Watch
 from trainer.lm.model import fill, sizes
+from trainer.lm.ranks import Ranks
 from trainer.vlm import families
 from trainer.vlm.compose import PREPROCESSOR, compose
+from trainer.vlm.model import flops_per_patch
 
 SIZES = ([(30, 75)], [(28, 28), (50, 20), (64, 64)], [], [(61, 58)])  # of the images of each document, in pixels
 
@@ -128,9 +136,10 @@ def images_of(parts, tokens, padding, pixels):
     chosen = torch.cat([*features, torch.zeros(5, dtype=torch.long)])
     places = torch.cat([(tokens.flatten() == IMAGE).nonzero().flatten(), torch.full((5,), tokens.numel())])
     total = first + padding // (4 if has_windows else 1)
+    pieces = [8] * (padding // 8)  # a window has 16 patches
     ends, narrow = (
-        torch.tensor([0, *itertools.accumulate([*each, padding, 0, 0])], dtype=torch.int32)
-        for each in (lengths, windows)
+        torch.tensor([0, *itertools.accumulate([*each, *rest, 0, 0])], dtype=torch.int32)
+        for each, rest in ((lengths, [padding]), (windows, pieces))
     )
     return Images(
         patches=torch.cat(patches),
@@ -280,11 +289,58 @@ def of_text(model, text, positions):
     without = gradients(model, model(text, text, positions=positions, images=images))
     plain = gradients(model, model(text, text, positions=positions))
     seen = [each for key, each in without.items() if model.part_of(key) != "language"]
+    with FlopCounterMode(display=False) as counter:
+        model.features(images)
+    products = sum(count for kind, count in counter.get_flop_counts()["Global"].items() if "mm" in str(kind))
+    estimated = flops_per_patch(model.shape, 0) / 3 * len(images.patches)
     language = [key for key in without if model.part_of(key) == "language"]
     return {
         "without images": bool(seen) and all(each is not None and not each.any() for each in seen),
+        "flops": products / estimated,
+        "attention": (flops_per_patch(model.shape, 1600) - flops_per_patch(model.shape, 0))
+        / 12
+        / model.shape.tower.n_embd,
         "text": max(apart(without[key], plain[key]) for key in language),
     }
+
+
+def of_adapters(theirs, documents, folder):
+    """How far peft's model with our adapters is from ours, and what it misses."""
+    config = Config(lora_rank=4, init=str(folder / "theirs"))
+    base, shape = lora.find_base(folder / "theirs"), families.read_shape(folder / "theirs")
+    model = lora.make_model(shape, base, config, torch.device("cpu"), torch.float32).eval()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1
+    checkpoint_of = folder / "adapted" / "iter_1"
+    saved(model, config, base, checkpoint_of)
+    (folder / "adapter").mkdir()
+    found = checkpoint.find(checkpoint_of)
+    with found.reader() as reader:
+        lora.export_adapter(found, reader, folder / "adapter", "float32")
+    adapted = peft.PeftModel.from_pretrained(theirs, folder / "adapter").eval()
+    stored = set(safetensors.torch.load_file(folder / "adapter" / "adapter_model.safetensors"))
+    theirs_have = set(peft.get_peft_model_state_dict(adapted))
+    tokens, _, given, part, positions = documents[0]
+    wanted = adapted(input_ids=tokens, position_ids=positions, **given).logits
+    images = images_of([part], tokens, 8, shape.tower.pixels)
+    far = apart(logits_of(model, tokens, images, positions), wanted)
+    return {"adapter": far, "unlike": sorted(stored ^ theirs_have), "adapters": len(stored)}
+
+
+def saved(model, config, base, folder):
+    """Write a checkpoint of adapters, as the trainer does."""
+    alone = Ranks(0, 0, 1, torch.device("cpu"))
+    engine = Plain(model, config, alone, 1, torch.float32, Watch(alone.device))
+    state = checkpoint.State(
+        step=1, updates=1, shape=model.shape, best_loss=None, worse=0, scale=1.0, world=1, engine=engine.name,
+        vocabulary=None, config=dataclasses.asdict(config), base=base.record,
+    )  # fmt: skip
+    folder.mkdir(parents=True)
+    part = folder / "part-00000-of-00001.safetensors"
+    checkpoint.write_tensors(part, checkpoint.entries(engine.pieces()), engine.tensors())
+    record = dict(dataclasses.asdict(state), format=checkpoint.FORMAT, files={part.name: 1})
+    (folder / checkpoint.COMPLETE).write_text(json.dumps(record))
 
 
 def compared(name, folder):
@@ -304,6 +360,7 @@ def compared(name, folder):
         "problems": problems,
         **of_documents(model, theirs, copies, documents, folder / "theirs"),
         **of_text(model, text.tokens, text.positions),
+        **of_adapters(theirs, documents, folder),
         "record": shapes.from_record(json.loads(json.dumps(dataclasses.asdict(shape)))) == shape,
         "read": families.read_shape(folder / "bare") == shape,
     }

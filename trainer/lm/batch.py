@@ -22,6 +22,7 @@ class Images:
         ends: int32: where the images or tiles end, in patches. Starts with 0, and repeats its last value up to a length
             that is the same for every batch. Patches attend within their image or tile; padding is one of them.
         windows: int32, as ``ends``, for the layers of Qwen2.5-VL that attend within a window; None: there are none.
+            Padding is divided, too: no piece has more patches than a window.
         longest: at least the patches of the longest image or tile, padding included.
         features: (image tokens,), int64: which feature of the projector each image token is. One number beyond the last
             feature stands for the embedding of a line end (LLaVA-OneVision's ``image_newline``).

@@ -148,8 +148,11 @@ def creation(config: Config, ranks: Ranks, micro_steps: int) -> Creation:
 
 def compile_layers(model: Decoder) -> None:
     """Compile each layer and the loss, separately. Hooks around a layer stay outside."""
+    # The layers of a vision tower have the code of the decoder's. torch would take the sizes of the second kind for
+    # ones that vary, whose kernels are slower.
+    dynamic = False if len(model.blocks) > len(model.layers) else None
     for layer in model.blocks:
-        layer.forward = torch.compile(layer.forward)  # type: ignore[method-assign]
+        layer.forward = torch.compile(layer.forward, dynamic=dynamic)  # type: ignore[method-assign]
     model.pieces = torch.compile(loss_and_gradient)
 
 

@@ -11,7 +11,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Mapping, NamedTuple, Optional, Protocol, Tuple
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Protocol, Sequence, Tuple
 
 from trainer.bounds import Bound
 from trainer.lm.errors import RefusedError
@@ -49,6 +49,9 @@ class Format(Protocol):
 
     def theirs(self, shape: Any, name: str) -> Tuple[Theirs, ...]:
         """Return the parameters of Hugging Face that make up one of ours."""
+
+    def adapted(self, shape: Any, names: Sequence[str]) -> Tuple[Any, Dict[str, str]]:
+        """Return peft's ``target_modules`` for the modules of stored matrices, and transformers' name of each."""
 
     def stored_name(self, shape: Any, name: str) -> str:
         """Return the name that ``theirs`` has for a tensor of a file."""
@@ -114,6 +117,12 @@ def stored_name(shape: Shape, name: str) -> str:
     """See ``Format``."""
     del shape
     return name
+
+
+def adapted(shape: Shape, names: Sequence[str]) -> Tuple[Any, Dict[str, str]]:
+    """See ``Format``."""
+    del shape
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in names)), {name: name for name in names}
 
 
 def updated(shape: Shape, config: Mapping[str, Any]) -> Dict[str, Any]:

@@ -43,10 +43,8 @@ def shard(model: Decoder, config: Config, ranks: Ranks, dtype: torch.dtype) -> N
         "mp_policy": precision,
         "offload_policy": CPUOffloadPolicy(pin_memory=on_gpu) if offloads else OffloadPolicy(),
     }
-    for layer in model.blocks:
-        fully_shard(layer, **how)
-    if model.head is not None:
-        fully_shard(model.embed, **how)
+    for module in (*model.blocks, *model.sections):
+        fully_shard(module, **how)
     fully_shard(model, **how)
     model.to_empty(device=torch.device("cpu") if offloads else ranks.device)
 

@@ -393,7 +393,9 @@ def export_adapter(found: Checkpoint, reader: Reader, folder: Path, dtype: str) 
         raise RefusedError("%s contains no adapters" % found.folder, "export it without --adapter")
     shape, settings = found.state.shape, settings_of(found.state.config)
     chosen = places(shape, settings.targets)
-    tensors = [each for place in chosen for each in place.tensors(settings.rank)]
+    targets, names = shape.format.adapted(shape, [place.theirs for place in chosen])
+    renamed = [place._replace(theirs=names[place.theirs]) for place in chosen]
+    tensors = [each for place in renamed for each in place.tensors(settings.rank)]
     entries = [Entry(name, list(size), dtype) for _, name, size in tensors]
     write_tensors(folder / ADAPTER, entries, (reader.whole(ours, size) for ours, _, size in tensors))
     alpha = settings.alpha or 2.0 * settings.rank
@@ -405,7 +407,7 @@ def export_adapter(found: Checkpoint, reader: Reader, folder: Path, dtype: str) 
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "lora_dropout": settings.dropout,
         "use_rslora": settings.rslora,
-        "target_modules": list(dict.fromkeys(place.target for place in chosen)),
+        "target_modules": targets,
         "bias": "none",
         "fan_in_fan_out": shape.is_gpt2,
         "inference_mode": True,

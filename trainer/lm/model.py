@@ -299,6 +299,11 @@ class Decoder(nn.Module):
         return [cast("Layer", layer) for layer in self.layers]
 
     @property
+    def sections(self) -> List[nn.Module]:
+        """What else FSDP gathers apart from the rest. A tied embedding is also the output matrix, so it stays."""
+        return [] if self.head is None else [self.embed]
+
+    @property
     def output(self) -> torch.Tensor:
         """The matrix of the output layer, (rows, width)."""
         return self.embed.weight if self.head is None else self.head.weight

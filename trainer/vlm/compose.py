@@ -118,12 +118,13 @@ def _new_weights(shape: VlmShape, seed: int, device: torch.device) -> Iterator[N
     """Yield initial weights as transformers draws them, fp32."""
     generator = torch.Generator(device).manual_seed(seed)
     for name, size in sizes(shape).items():
-        if name != "newline" and not name.startswith("projector."):
+        if not name.startswith("projector."):
             continue
-        if len(size) < 2 and name != "newline":
+        is_newline = name == "projector.newline"
+        if len(size) < 2 and not is_newline:
             yield name, torch.zeros(size, device=device)
             continue
-        spread = 1 / math.sqrt(size[0]) if name == "newline" else 0.02
+        spread = 1 / math.sqrt(size[0]) if is_newline else 0.02
         yield name, torch.empty(size, device=device).normal_(0.0, spread, generator=generator)
 
 

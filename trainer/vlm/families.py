@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Dict, Mapping, Tuple
+from typing import Any, Dict, Mapping, Sequence, Tuple
 
 from trainer.bounds import Bound
 from trainer.lm import families
@@ -283,7 +283,7 @@ _OURS = re.compile(r"tower\.(?:layers\.(?P<layer>\d+)\.)?(?P<part>.+)\.(?P<kind>
 
 def theirs(shape: VlmShape, name: str) -> Tuple[Theirs, ...]:
     """See ``Format``."""
-    if name == "newline":
+    if name == "projector.newline":
         return (Theirs("image_newline"),)
     if name.startswith("projector."):
         part, kind = name.split(".")[1:]
@@ -333,6 +333,14 @@ def stored_name(shape: VlmShape, name: str) -> str:
         if re.match(pattern, name):
             return re.sub("^" + pattern, new, name)
     return name
+
+
+def adapted(shape: VlmShape, names: Sequence[str]) -> Tuple[Any, Dict[str, str]]:
+    """See ``Format``. The tower has matrices of the same names, which have no adapters."""
+    prefix = "language_model.model." if shape.kind == "llava_onevision" else "model."
+    now = {name: "model.language_model." + name[len(prefix) :] for name in names}
+    targets, _ = families.adapted(shape, names)
+    return r"model\.language_model\..*\.(%s)" % "|".join(targets), now
 
 
 def unused(shape: VlmShape) -> Dict[str, Tuple[Tuple[int, ...], float]]:

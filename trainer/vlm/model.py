@@ -24,8 +24,7 @@ class VisionLanguage(Decoder):
     def __init__(self, shape: VlmShape, dropout: float = 0.0, checkpointing: str = "off") -> None:
         super().__init__(shape, dropout, checkpointing)
         self.tower = Vision(shape.tower, checkpointing)
-        self.projector = Projector(shape.tower, shape.projector_inner, shape.n_embd, shape.projector_bias)
-        self.newline = nn.Parameter(torch.zeros(shape.n_embd)) if shape.has_newline else None
+        self.projector = Projector(shape)
         self._see: Optional[Callable[[Images], torch.Tensor]] = None
 
     @property
@@ -33,10 +32,14 @@ class VisionLanguage(Decoder):
         """All transformer layers: what is compiled, sharded and gathered one by one."""
         return [*self.tower.blocks, *super().blocks]
 
+    @property
+    def sections(self) -> List[nn.Module]:
+        """What else FSDP gathers apart from the rest. Each is of one part, which may be frozen in another data type."""
+        return [self.tower, self.projector, *super().sections]
+
     def part_of(self, name: str) -> str:
         """Return the part that a parameter belongs to: ``vision``, ``projector`` or ``language``."""
-        first = name.partition(".")[0]
-        return {"tower": "vision", "projector": "projector", "newline": "projector"}.get(first, "language")
+        return {"tower": "vision", "projector": "projector"}.get(name.partition(".")[0], "language")
 
     def compile_whole(self) -> None:
         """See ``Decoder``. The tower and the projector are compiled as another one."""
@@ -68,9 +71,7 @@ class VisionLanguage(Decoder):
 
     def features(self, images: Images) -> torch.Tensor:
         """Return the embedding of each image token, (image tokens, width)."""
-        found = self.projector(self.tower(images))
-        if self.newline is not None:
-            found = torch.cat((found, self.newline.unsqueeze(0)))
+        found: torch.Tensor = self.projector(self.tower(images))
         return found.index_select(0, images.features)
 
 
@@ -91,7 +92,7 @@ def flops_per_patch(shape: VlmShape, patches: float, is_frozen: bool = False) ->
     looks = len(tower.whole) if tower.window else tower.n_layer
     seen = float(looks * patches)
     if tower.window:
-        seen += (tower.n_layer - looks) * min(patches, (tower.window // tower.patch) ** 2)
+        seen += (tower.n_layer - looks) * min(patches, tower.window_patches)
     weights_of_tower = tower.n_embd * tower.pixels * tower.frames + tower.n_layer * tower.layer_parameters
     of_tower = 6.0 * weights_of_tower + 12.0 * tower.n_embd * seen
     of_projector = 6.0 * shape.projector_parameters / tower.merge**2

@@ -98,6 +98,11 @@ class Tower:
         return self.grid**2 + self.has_class_token if self.side else 0
 
     @property
+    def window_patches(self) -> int:
+        """Patches of a window; 0: there are no windows."""
+        return (self.window // self.patch) ** 2
+
+    @property
     def feature(self) -> int:
         """Numbers that the projector makes one feature of: those of ``merge x merge`` patches."""
         return self.merge**2 * self.n_embd

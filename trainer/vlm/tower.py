@@ -17,7 +17,7 @@ from torch import nn
 from trainer.lm.batch import Images
 from trainer.lm.model import Borders, Layer, Norm, Turn, borders_of, frequencies
 from trainer.lm.shape import Rope
-from trainer.vlm.shape import Tower
+from trainer.vlm.shape import Tower, VlmShape
 
 
 @lru_cache(maxsize=8)  # no buffer of the model, as in trainer.lm.model
@@ -67,7 +67,7 @@ class Vision(nn.Module):
         whole, _ = borders_of(ends, tokens, longest, is_causal=False)
         parts = whole
         if images.windows is not None and self.shape.window:
-            parts, _ = borders_of(images.windows, tokens, longest, is_causal=False)
+            parts, _ = borders_of(images.windows, tokens, self.shape.window_patches, is_causal=False)
         turn = None if self.places is not None else self._turn(images.positions)
         for number, layer in enumerate(self.layers):
             borders: Borders = whole if number in self.shape.whole else parts
@@ -95,17 +95,21 @@ def _with_starts(ends: torch.Tensor, patches: int) -> Tuple[torch.Tensor, torch.
 class Projector(nn.Module):
     """Maps the tower's output to embeddings of the decoder: two matrices with GELU between them.
 
-    Qwen2.5-VL's also normalises, and maps each ``merge x merge`` patches to one feature.
+    Qwen2.5-VL's also normalises, and maps each ``merge x merge`` patches to one feature. LLaVA-OneVision's has one more
+    embedding, of a line end.
     """
 
-    def __init__(self, shape: Tower, inner: int, width: int, bias: bool) -> None:
+    def __init__(self, shape: VlmShape) -> None:
         super().__init__()
-        self.norm = Norm(shape.n_embd, 1e-6, bias=False) if shape.kind == "qwen2_5_vl" else None
-        self.up = nn.Linear(shape.feature, inner, bias=bias)
-        self.down = nn.Linear(inner, width, bias=bias)
+        tower, inner, bias = shape.tower, shape.projector_inner, shape.projector_bias
+        self.norm = Norm(tower.n_embd, 1e-6, bias=False) if shape.kind == "qwen2_5_vl" else None
+        self.up = nn.Linear(tower.feature, inner, bias=bias)
+        self.down = nn.Linear(inner, shape.n_embd, bias=bias)
+        self.newline = nn.Parameter(torch.zeros(shape.n_embd)) if shape.has_newline else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Map (patches, width of the tower) to (features, width of the decoder)."""
+        """Map (patches, width of the tower) to (features, width of the decoder); the last row may be the line end."""
         if self.norm is not None:
             x = self.norm(x)
-        return cast("torch.Tensor", self.down(nn.functional.gelu(self.up(x.reshape(-1, self.up.in_features)))))
+        x = self.down(nn.functional.gelu(self.up(x.reshape(-1, self.up.in_features))))
+        return x if self.newline is None else torch.cat((x, self.newline.unsqueeze(0)))
