@@ -204,7 +204,9 @@ def _progress(lines: tuple[Line, ...], pattern: trainers.Pattern | None) -> Iter
     count = 0
     readers: dict[int | None, trainers.Reader] = {}
     for line in lines:
-        reader = readers.get(line.rank) or readers.setdefault(line.rank, trainers.Reader(rank=line.rank, pattern=pattern))
+        reader = readers.get(line.rank) or readers.setdefault(
+            line.rank, trainers.Reader(rank=line.rank, pattern=pattern)
+        )
         if not (reader.reads(line.text) if pattern is None else pattern.mark in line.text):
             continue
         # Closing the reader completes what it waits for: an event has the time of its own line.

@@ -112,8 +112,8 @@ def test_progress_of_other_programs_is_read_by_rank_and_has_the_time_of_its_line
 
 @pytest.mark.parametrize("told", ["state", "plan"])
 def test_progress_of_a_run_with_a_pattern_is_read_with_it(told):
-    pattern = r"шаг (?P<step>\d+), ошибка (?P<loss>[\d.]+)"
-    files = {"run.log": "шаг 3, ошибка 2.5\nstep 4 loss 9.5\nшаг 5, ошибка 2.25\n"}
+    pattern = r"步骤 (?P<step>\d+), 损失 (?P<loss>[\d.]+)"
+    files = {"run.log": "步骤 3, 损失 2.5\nstep 4 loss 9.5\n步骤 5, 损失 2.25\n"}
     if told == "state":
         files["state.json"] = json.dumps({"pattern": pattern})
     record = reading.record("n", files, pattern=pattern if told == "plan" else None)
