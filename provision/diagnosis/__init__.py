@@ -90,5 +90,7 @@ def _with_progress(evidence: Evidence) -> Evidence:
         return evidence
     return replace(
         evidence,
-        records=tuple(replace(each, events=(*each.events, *progress(each.lines))) for each in evidence.records),
+        records=tuple(
+            replace(each, events=(*each.events, *progress(each.lines, each.pattern))) for each in evidence.records
+        ),
     )

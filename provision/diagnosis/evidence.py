@@ -50,6 +50,7 @@ class Record:
         agent: the lines of its ``agent.log``, which the agent itself printed.
         folder: the folder of its files; "" if unknown.
         boot: when the machine booted, in epoch seconds; None if unknown.
+        pattern: the user's regular expression for the lines of the training; None: the known formats.
     """
 
     node: str
@@ -65,6 +66,7 @@ class Record:
     agent: tuple[Line, ...] = ()
     boot: float | None = None
     folder: str = ""
+    pattern: str | None = None
 
 
 @dataclass(frozen=True)

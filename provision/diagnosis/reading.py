@@ -49,6 +49,7 @@ def record(
     first_rank: int | None = None,
     events: tuple[Event, ...] = (),
     file: str = "",
+    pattern: str | None = None,
 ) -> Record:
     """A node's part of a run from the texts of its files.
 
@@ -61,6 +62,7 @@ def record(
         first_rank: the global rank of its local rank 0; None: derived from the lines.
         events: additional events after ``events.jsonl``.
         file: the path of ``run.log`` if it has another name.
+        pattern: the run's own pattern, if there is no ``state.json`` that has it.
     """
 
     def read(name: str, rank: int | None = None) -> tuple[Line, ...]:
@@ -95,7 +97,12 @@ def record(
         agent,
         boot_time(files.get("machine", "")),
         files.get("where", ""),
+        _text_or_none(state[-1].get("pattern") if state else None) or pattern,
     )
+
+
+def _text_or_none(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _first_rank(lines: tuple[Line, ...]) -> int:
@@ -179,21 +186,28 @@ def log_lines(text: str, node: str, rank: int | None = None, file: str = "", ski
     return tuple(lines)
 
 
-def progress(lines: tuple[Line, ...]) -> tuple[Event, ...]:
+def progress(lines: tuple[Line, ...], pattern: str | None = None) -> tuple[Event, ...]:
     """Progress events from the losses that trainers print, for logs without events.
+
+    With the run's own ``pattern``, only the lines that it matches count. One that cannot be used reads none.
 
     Lines without a step (those of transformers, whose progress bar is not in ``lines``) are counted. A value that is
     not finite becomes None, as in the agent's events.
     """
-    return tuple(_progress(lines))
+    try:
+        return tuple(_progress(lines, None if pattern is None else trainers.Pattern(pattern)))
+    except trainers.PatternError:  # the record of the run was edited: its agents accept no such pattern
+        return ()
 
 
-def _progress(lines: tuple[Line, ...]) -> Iterator[Event]:
+def _progress(lines: tuple[Line, ...], pattern: trainers.Pattern | None) -> Iterator[Event]:
     count = 0
     readers: dict[int | None, trainers.Reader] = {}
     for line in lines:
-        reader = readers.get(line.rank) or readers.setdefault(line.rank, trainers.Reader(rank=line.rank))
-        if not reader.reads(line.text):
+        reader = readers.get(line.rank) or readers.setdefault(
+            line.rank, trainers.Reader(rank=line.rank, pattern=pattern)
+        )
+        if not (reader.reads(line.text) if pattern is None else pattern.mark in line.text):
             continue
         # Closing the reader completes what it waits for: an event has the time of its own line.
         for reading in (*reader.feed(line.text + "\n"), *reader.close()):

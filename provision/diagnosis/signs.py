@@ -298,7 +298,7 @@ def _differences(evidence: Evidence) -> Iterator[Sign]:
 def _last_progress(records: Sequence[Record]) -> float | None:
     """The time of the run's last reported step."""
     events = (event for record in records for event in record.events if event.get("event") == "progress")
-    printed = (event for record in records for event in progress(record.lines))
+    printed = (event for record in records for event in progress(record.lines, record.pattern))
     return max((time for event in [*events, *printed] if (time := _time(event)) is not None), default=None)
 
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from provision.session.session import Session
 
 BEAT = 2.0  # seconds between heartbeats
-_ANSWER = 60.0  # seconds for a node to answer; it watches a silent owner for 15
+SILENT = 15  # seconds without a heartbeat after which an owner counts as dead
+_ANSWER = 60.0  # seconds for a node to answer, which may watch a silent owner first
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ def hold(session: Session, nodes: Iterable[Node], lock: Lock) -> Iterator[Sharin
         NodesFailedError: a node does not answer.
     """
     who = f"{getpass.getuser()} on {socket.gethostname()}, process {os.getpid()}"
-    script = render("release/hold.sh.j2", lock=lock.path, releases=lock.releases, id=lock.token, who=who)
+    fields = {"lock": lock.path, "releases": lock.releases, "id": lock.token, "who": who}
+    script = render("release/hold.sh.j2", **fields, silent=SILENT)
     holders = [Conversation(node, session.connections.__getitem__, script, beat=BEAT) for node in nodes]
     with run_conversations(holders):
         limit = time.monotonic() + _ANSWER

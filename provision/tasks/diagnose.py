@@ -187,10 +187,15 @@ def evidence_of(
 
 
 def _record(name: str, files: Files, rank: int, plan: Mapping[str, Any], gone: Event | None) -> Record:
-    first = plan.get("first_rank")
+    first, pattern = plan.get("first_rank"), plan.get("pattern")
     events = (gone,) if gone else ()
     return reading.record(
-        name, files, node_rank=rank, first_rank=first if isinstance(first, int) else None, events=events
+        name,
+        files,
+        node_rank=rank,
+        first_rank=first if isinstance(first, int) else None,
+        events=events,
+        pattern=pattern if isinstance(pattern, str) else None,
     )
 
 

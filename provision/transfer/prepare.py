@@ -42,7 +42,7 @@ SPARE = 16  # units that may wait on a node for the next one, and must be sent a
 ABREAST = 4  # parts that a node unpacks at the same time at most
 SETTLE = 128 << 20  # bytes after which unpacked files are synced to disk, so that a reboot does not lose them
 _ROUNDS = 3  # rounds of testing hops: a failed one changes the chains
-_PING = 15.0  # seconds; the command's lock depends on the connection, and is lost after as long a silence
+PING = 15.0  # seconds; the command's lock depends on the connection, and is lost after as long a silence
 _DEADLINE = 120.0  # seconds for a survey, which may have to hash kept units
 
 T = TypeVar("T")
@@ -199,7 +199,7 @@ def ask(
         with suppress(RemoteError):
             return remote.run(script, deadline=deadline)
     try:
-        remote.run(":", deadline=_PING)
+        remote.run(":", deadline=PING)
     except RemoteError:
         remote.close()
     return connections[node].run(script, deadline=deadline)

@@ -50,7 +50,9 @@ def scripts(prefix):
     file = push.PushTarget.of(inventory, str(PurePosixPath(prefix).parent / "model.bin"), folder=False)
     return {
         "examine": examine(inventory, places.release_id, "clusterctl-relay:0123:"),
-        "hold": render("release/hold.sh.j2", lock=lock.path, releases=places.releases, id="TOKEN", who="root on head"),
+        "hold": render(
+            "release/hold.sh.j2", lock=lock.path, releases=places.releases, id="TOKEN", who="root on head", silent=15
+        ),
         "gather": lock.guarded(release_scripts.gather_script(places, base="ba9876543210")),
         "activate": lock.guarded(compile_steps(activate, token="TOKEN")),
         "activate-dry-run": compile_steps(activate, token="TOKEN", dry_run=True),

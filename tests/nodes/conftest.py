@@ -19,9 +19,12 @@ from provision.model import ignore
 sys.path.append(str(Path(__file__).parent))  # for command and local_sshd; last, so that they hide no module
 
 LONG = (  # groups that take minutes, the longest first
-    "training_nodes", "plain_nodes", "test_kills", "test_push_breaks", "test_relay_failures", "test_deploy_relay",
+    "program_nodes", "training_nodes", "test_relay_failures", "plain_nodes", "test_kills", "test_push_breaks",
+    "test_deploy_relay",
     "test_releases", "test_tool", "test_deploy", "test_push",
 )  # fmt: skip
+
+NODES = ("program_nodes", "training_nodes", "plain_nodes")  # fixtures
 
 _numbers = count(1)
 
@@ -39,7 +42,7 @@ def pytest_collection_modifyitems(items):
 def _group(path):
     """The group of a test: one worker runs all tests of a file, and all tests that use the same nodes."""
     text = path.read_text(encoding="utf-8")
-    return next((nodes for nodes in ("training_nodes", "plain_nodes") if nodes in text), path.stem)
+    return next((nodes for nodes in NODES if nodes in text), path.stem)
 
 
 def _rank(group):
@@ -127,11 +130,24 @@ def _bundle(name, env, tmp_path_factory):
 @pytest.fixture(scope="session")
 def training_nodes(require_sandbox, lab_bundle, lab_project, tmp_path_factory):
     """Two nodes with the real environment, for an ordinary user, and that user's folder with a training project."""
+    with _real_nodes("training", lab_bundle, lab_project, tmp_path_factory) as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="session")
+def program_nodes(require_sandbox, lab_bundle, lab_project, tmp_path_factory):
+    """Two more such nodes, for tests that take minutes: another worker runs them."""
+    with _real_nodes("program", lab_bundle, lab_project, tmp_path_factory) as nodes:
+        yield nodes
+
+
+@contextmanager
+def _real_nodes(name, bundle, project, tmp_path_factory):
     from training import TRAINERS  # pytest rewrites its asserts only after this file
 
-    with _nodes("training", TRAINERS, lab_bundle, tmp_path_factory) as nodes:
+    with _nodes(name, TRAINERS, bundle, tmp_path_factory) as nodes:
         if not nodes.folder.joinpath("train.yaml").exists():
-            shutil.copytree(lab_project, nodes.folder, dirs_exist_ok=True)
+            shutil.copytree(project, nodes.folder, dirs_exist_ok=True)
         yield nodes
 
 

@@ -173,8 +173,8 @@ PROGRAMS = [RUN_CLM, VLM, GPT2, TORCHTUNE, LITGPT, ACCELERATE]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.folder.name)
-def test_killed_restarted_stopped_resumed_collected(training_nodes, lab_env, tmp_path, program):
-    user = prepared(training_nodes, lab_env, tmp_path / "work", program.folder, program.prepare)
+def test_killed_restarted_stopped_resumed_collected(program_nodes, lab_env, tmp_path, program):
+    user = prepared(program_nodes, lab_env, tmp_path / "work", program.folder, program.prepare)
     attached = user.start("train", *program.where, "--restarts", "1", *program.typed, until=program.at(2))
     run = user.last_run().name
     node = "node02" if program.where[0] == "--nodes" else program.where[1]
@@ -221,9 +221,9 @@ def test_killed_restarted_stopped_resumed_collected(training_nodes, lab_env, tmp
     assert not program.fp32 or names & {"pytorch_model.bin", "model.safetensors"}, names
 
 
-def test_trl_as_its_package_installs_it(training_nodes, lab_env, tmp_path):
+def test_trl_as_its_package_installs_it(program_nodes, lab_env, tmp_path):
     """``trl.scripts.sft`` cannot resume, so it only trains."""
-    user = prepared(training_nodes, lab_env, tmp_path / "work", EXAMPLES / "run_clm", "prepare.py")
+    user = prepared(program_nodes, lab_env, tmp_path / "work", EXAMPLES / "run_clm", "prepare.py")
     model = (
         "from transformers import AutoConfig as C, AutoModelForCausalLM as M; M.from_config(C.from_pretrained('model'))"
     )
@@ -243,13 +243,13 @@ def test_trl_as_its_package_installs_it(training_nodes, lab_env, tmp_path):
     assert finishes_with(user, tmp_path, newest="checkpoint-6")["step"] == 6
 
 
-def test_accelerates_own_script(training_nodes, tmp_path):
+def test_accelerates_own_script(program_nodes, tmp_path):
     """``test_script.py`` compares a training by two processes with one of one process.
 
     Both are on one node: the script writes and reads a file of the working directory. It saves nothing. accelerate's
     ``test_checkpointing.py``, which saves, loads ``glue`` and its metric from the hub.
     """
-    user = training_nodes.own(tmp_path / "work", PUBLIC / "lightning")
+    user = program_nodes.own(tmp_path / "work", PUBLIC / "lightning")
     words = ("--limit", "node01", "--gpus-per-node", "2", "--launcher", "accelerate")
     trained = user.run("train", *words, "-m", "accelerate.test_utils.scripts.test_script")
     message = trained.stdout + trained.stderr
@@ -257,8 +257,8 @@ def test_accelerates_own_script(training_nodes, tmp_path):
     assert "Training yielded the same results on one CPU or distributed setup with batch split" in message, message
 
 
-def test_lightning_resumes(training_nodes, tmp_path):
-    user = training_nodes.own(tmp_path / "work", PUBLIC / "lightning")
+def test_lightning_resumes(program_nodes, tmp_path):
+    user = program_nodes.own(tmp_path / "work", PUBLIC / "lightning")
     words = ("train", "--nodes", "2", "fit.py", "--", "--num_nodes", "2", "--max_epochs", "300")
     attached = user.start(*words, until="Total params")
     run = user.last_run().name

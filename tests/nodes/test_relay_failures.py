@@ -31,6 +31,7 @@ HOP = 4 << 20  # what may be on its way between two nodes: the unit that waits, 
 def make(make_sandbox, monkeypatch):
     """Makes nodes whose deaths are noticed soon."""
     monkeypatch.setattr(keys, "ALIVE", 1)
+    monkeypatch.setattr(prepare, "PING", 3.0)
     monkeypatch.setattr(prepare, "SPARE", SPARE)
     pools = []
 

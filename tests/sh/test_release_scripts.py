@@ -316,7 +316,7 @@ def test_foreign_folders_are_not_releases(shell, case, tmp_path):
     found = catalog.read_listing(run(shell, catalog.list_script(inventory), tmp_path).stdout.decode())
     assert (found.complete, found.broken) == ({}, ())
     assert found.left == (".incoming-0123456789ab", ".removing-x")
-    script = render("release/hold.sh.j2", lock=f"{releases}/.lock", releases=str(releases), id="t", who="me")
+    script = render("release/hold.sh.j2", lock=f"{releases}/.lock", releases=str(releases), id="t", who="me", silent=15)
     done = run(shell, script, tmp_path)
     assert done.returncode != 0
     assert "is not clusterctl's" in done.stderr.decode()
@@ -397,7 +397,7 @@ def hold(shell):
 
 
 def holder(shell, lock, token, who):
-    script = render("release/hold.sh.j2", lock=str(lock), releases="", id=token, who=who)
+    script = render("release/hold.sh.j2", lock=str(lock), releases="", id=token, who=who, silent=15)
     return subprocess.Popen(
         [*shell, "-c", script],
         stdin=subprocess.PIPE,

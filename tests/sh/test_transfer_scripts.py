@@ -846,7 +846,7 @@ def test_transfer_from_before_a_reboot_is_not_resumed(shell, tmp_path):
 
 def hold(shell, lock, before="", timeout=60):
     """The output of the script that takes a lock, if its input ends at once; its waits take no time."""
-    script = render("release/hold.sh.j2", lock=str(lock), releases="", id="mine", who="me")
+    script = render("release/hold.sh.j2", lock=str(lock), releases="", id="mine", who="me", silent=15)
     done = subprocess.run(
         [*shell, "-c", (before or "sleep() { :; }\n") + script],
         stdin=subprocess.DEVNULL,

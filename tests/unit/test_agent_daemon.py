@@ -433,6 +433,23 @@ if done < 2:
     assert [each[1] for each in words[1:]] == [f"resume={run.folder}/out/checkpoint-{step}" for step in (1, 2)]
     assert [each[4] for each in words] == [each[5] for each in words] == [str(each["port"]) for each in attempts]
     assert run.state()["attempt"] == 3
+    assert run.state()["step"] == 2  # its checkpoint's: the last attempt had nothing left to do
+
+
+def test_a_restart_from_a_checkpoint_without_a_step_keeps_the_last_known_step(run):
+    code = """
+import pathlib, sys, zipfile
+if "resume" not in sys.argv[-1]:
+    print("step 7 loss 0.5")
+    pathlib.Path("out").mkdir()
+    with zipfile.ZipFile("out/latest.pt", "w") as file:
+        file.writestr("data", "x")
+    sys.exit(9)
+"""
+    run.plan(code, restarts=1, backoff=0.05, resume={"output": "out", "argv": ["resume={checkpoint}"]}).begin()
+    assert run.wait_end()["state"] == "finished", run.events()
+    assert [event["checkpoint"] for event in run.events() if event["event"] == "attempt"] == [None, "latest.pt"]
+    assert (run.state()["attempt"], run.state()["step"], run.state()["loss"]) == (2, 7, 0.5)
 
 
 def test_restarts_end(run):

@@ -110,6 +110,20 @@ def test_progress_of_other_programs_is_read_by_rank_and_has_the_time_of_its_line
     assert found == [(10, 2.5, lines[0].time), (10, 3.5, lines[1].time), (20, 2.25, lines[4].time)]
 
 
+@pytest.mark.parametrize("told", ["state", "plan"])
+def test_progress_of_a_run_with_a_pattern_is_read_with_it(told):
+    pattern = r"步骤 (?P<step>\d+), 损失 (?P<loss>[\d.]+)"
+    files = {"run.log": "步骤 3, 损失 2.5\nstep 4 loss 9.5\n步骤 5, 损失 2.25\n"}
+    if told == "state":
+        files["state.json"] = json.dumps({"pattern": pattern})
+    record = reading.record("n", files, pattern=pattern if told == "plan" else None)
+    assert [(each["step"], each["loss"]) for each in reading.progress(record.lines, record.pattern)] == [
+        (3, 2.5),
+        (5, 2.25),
+    ]
+    assert reading.progress(record.lines, "(") == ()
+
+
 def test_the_kernels_lines_get_the_nodes_time():
     (line,) = reading.kernel_lines("[ 5069.5] NVRM: Xid\nno time here\n", "clock 1795332000 6000.5\n", "node02")
     assert line.time == pytest.approx(1795332000 - 931)

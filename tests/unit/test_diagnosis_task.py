@@ -101,6 +101,21 @@ def test_local_copies_are_used_if_no_node_answers(inventory):
     assert "no answer from node[01-02]: no route" in text
 
 
+def test_a_run_with_a_pattern_is_judged_with_it(inventory):
+    """A loss that becomes NaN, in lines that only the run's pattern reads; its record has the pattern."""
+    folder = records.folder_of(inventory.path, "20261122-071500-sft-3f2a")
+    plan = {"pattern": r"步骤 (?P<step>\d+), 损失 (?P<loss>\S+)"}
+    kept = {"run": folder.name, "state": "finished", "nodes": ["node01"], "plans": {"node01": plan}}
+    records.write(folder, kept)
+    (folder / "node01").mkdir()
+    losses = [*("2.5" for _ in range(30)), *("nan" for _ in range(30))]
+    lines = "".join(f"步骤 {step}, 损失 {loss}\n" for step, loss in enumerate(losses, 1))
+    (folder / "node01" / "rank0.log").write_text(lines)
+    down = NodesFailedError("no answer", reasons={"node01": "no route"})
+    found = diagnose(task.local_evidence(inventory, "3f2a", down))
+    assert [each.id for each in found.conditions] == ["loss.nan"]
+
+
 def test_without_local_copies_missing_answers_are_the_error(inventory):
     down = NodesFailedError("no answer", reasons={"node01": "no route"})
     with pytest.raises(NodesFailedError):

@@ -96,11 +96,24 @@ class Supervisor:
             return {"state": FAILED, "why": why, "step": None, "saved": False}
         self._events.emit("attempt", checkpoint=decision["checkpoint"], port=decision["port"])
         self._state.set(
-            checkpoint=decision["checkpoint"], port=decision["port"], world_size=decision["world_size"], step=None
+            checkpoint=decision["checkpoint"],
+            port=decision["port"],
+            world_size=decision["world_size"],
+            step=self._step_at_start(decision),
         )
         outcome = Attempt(self._plan, decision, self._control, self._events, self._state).run()
         self._link.send("ended", text=describe_outcome(outcome))
         return self._judge(outcome)
+
+    def _step_at_start(self, decision: Dict[str, Any]) -> Optional[int]:
+        """The step that the state shows until the attempt prints one, which it never does if none is left.
+
+        The checkpoint's, and the last known one for a checkpoint without a step; none without a checkpoint.
+        """
+        if decision["checkpoint"] is None:
+            return None
+        step: Optional[int] = decision.get("step")
+        return self._state.fields.get("step") if step is None else step
 
     def _begin(self, number: int) -> Dict[str, Any]:
         """Meet, and copy the files of the checkpoint that this node lacks.
