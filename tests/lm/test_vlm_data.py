@@ -48,6 +48,12 @@ def test_a_decoder_without_an_image_token_gets_one(found):
     assert composed["images"] == 49 + 8 * (28 + 1) <= composed["of_images"]
 
 
+def test_the_image_token_is_the_tokenizers_own_or_the_next(found):
+    tokens = found["tokens"]
+    assert (tokens["own"], tokens["next"], tokens["same"]) == ("<image>", "<image>", True)
+    assert "tokenizer.json has no such token" in tokens["refused"]
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

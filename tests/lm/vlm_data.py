@@ -11,6 +11,7 @@ import random
 import shutil
 import sys
 import zlib
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from trainer.lm import tokens
 from trainer.lm.batch import Layout
 from trainer.lm.errors import FailedError, RefusedError
-from trainer.vlm import data, processing
+from trainer.vlm import data, encoding, processing
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<image>"]
 # Those of the models, without their branches for videos and tools.
@@ -262,7 +263,7 @@ compared("onevision", Theirs(LlavaOnevisionProcessor, onevision_pil, **options),
 path = "pictures/2.png"
 asked = {"from": "human", "value": "<image>\nwhat is it"}
 answer = {"from": "gpt", "value": "the sea"}
-encoded = base64.b64encode((folder / path).read_bytes()).decode()
+in_text = base64.b64encode((folder / path).read_bytes()).decode()
 
 
 def parts(image):
@@ -281,7 +282,7 @@ FORMATS = {
     "part without path": {"messages": parts({"type": "image"}), "images": [path]},
     "absolute": {"messages": parts({"type": "image", "image": str(folder / path)})},
     "file": {"messages": parts({"type": "image_url", "image_url": {"url": f"file://{folder / path}"}})},
-    "data": {"messages": parts({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}})},
+    "data": {"messages": parts({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{in_text}"}})},
     "alpaca": {"instruction": "<image>", "input": "what is it", "output": "the sea", "images": [path]},
     "parquet": {"conversations": [asked, answer], "images": [{"bytes": (folder / path).read_bytes(), "path": None}]},
 }
@@ -334,6 +335,18 @@ text = plain.decode([each for each in batch.tokens[0].tolist() if 0 < each < com
 images = int((batch.tokens == composed.processing.token).sum())
 number = composed.processing.token - plain.get_vocab_size()
 tell("composed", text=text, token=number, images=images, of_images=composed.capacity.tokens)
+
+# The image token that a tokenizer has, the next number, and a number that it has not
+pads = trained.to_str(), plain.to_str()
+whole = processing.of_tower(tower)
+found = {"own": encoding.with_token(pads[0], whole)[1:], "next": encoding.with_token(pads[1], whole)[1:]}
+again = encoding.with_token(pads[1], replace(whole, token=plain.get_vocab_size()))[2]
+try:
+    encoding.with_token(pads[1], replace(whole, token=plain.get_vocab_size() + 1))
+except RefusedError as error:
+    refused = str(error)
+texts = {name: text for name, (text, _) in found.items()}
+tell("tokens", **texts, same=again.token == plain.get_vocab_size() == found["next"][1].token, refused=refused)
 
 # What cannot be read
 bad = folder / "bad"

@@ -24,7 +24,7 @@ from trainer.lm.conversations import Conversation
 from trainer.lm.errors import RefusedError
 from trainer.lm.tokenized import Files
 from trainer.vlm.images import Reference, reference, size_of
-from trainer.vlm.processing import IMAGE, Processing
+from trainer.vlm.processing import IMAGE, IMAGE_PAD, Processing
 
 Known = List[Tuple[Reference, Tuple[int, int]]]
 
@@ -114,15 +114,23 @@ class Encoding(tokenized.Encoding):
 def with_token(tokenizer: str, processing: Processing) -> Tuple[str, str, Processing]:
     """Return a tokenizer that has the image token, the token's text, and the processing with its number.
 
+    A language model that is put behind a tower has no image token, unless it is Qwen2's or later. It gets the next
+    number, for which most models have an embedding.
+
     Raises:
         RefusedError: the tokenizer has no token with the model's number.
     """
     found = tokens.parse_bpe(tokenizer).tokenizer
     if processing.token >= 0:
         text = found.id_to_token(processing.token)
-        if text is None:
-            what = "the model's image token is %d, but tokenizer.json has no such token" % processing.token
-            raise RefusedError(what, "copy tokenizer.json from the model again")
-        return tokenizer, text, processing
-    found.add_special_tokens([IMAGE])
-    return found.to_str(), IMAGE, replace(processing, token=found.token_to_id(IMAGE))
+    else:
+        text = next((name for name in (IMAGE, IMAGE_PAD) if found.token_to_id(name) is not None), None)
+    if text is None:
+        text = IMAGE
+        found.add_special_tokens([text])
+        tokenizer = found.to_str()
+    number = found.token_to_id(text)
+    if processing.token not in (-1, number):
+        what = "the model's image token is %d, but tokenizer.json has no such token" % processing.token
+        raise RefusedError(what, "copy tokenizer.json from the model again")
+    return tokenizer, text, replace(processing, token=number)
