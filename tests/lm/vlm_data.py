@@ -30,7 +30,7 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTra
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from trainer.lm import tokens
+from trainer.lm import sources, tokens
 from trainer.lm.batch import Layout
 from trainer.lm.errors import FailedError, RefusedError
 from trainer.vlm import data, encoding, processing
@@ -400,6 +400,13 @@ for name, images, text in (
 found["number"] = refusal([{**right, "image": 7}])
 found["token"] = refusal([{**right, "conversations": [{**asked, "value": "<image><|image_pad|>"}, answer]}])
 found["answer"] = refusal([{**right, "conversations": [{**asked, "value": "x"}, {**answer, "value": "<image>"}]}])
+middle = bytearray(noise.getvalue())
+middle[5000:5000] = b"\xff\xc0\x00\x11"  # a second header
+(bad / "middle.jpg").write_bytes(middle)
+Image.new("F", (30, 30)).save(bad / "floats.tiff")
+for name in ("middle.jpg", "floats.tiff"):
+    found[name] = refusal([right, {**right, "image": f"bad/{name}"}], decodes=True)
+found["header"] = refusal([right, {**right, "image": "bad/middle.jpg"}])
 tell("refused", **found)
 tell("skipped", notes=opened_alone([right, {**right, "image": "bad/empty.jpg"}, right], skips=True).notes)
 
@@ -476,6 +483,22 @@ large = opened_alone(mix, block=2048)
 source = large.packed(0)
 found = {"tokens": source.plan.padding(), "patches": source.plan.padding_of_second()}
 tell("padding", **found, rows=source.plan.rows(1), report=source.report(), room=source.capacity.patches)
+
+# As trainer.lm holds data: with an evaluation of what was held back
+config = SimpleNamespace(seed=1, batch_size=2, eval_iters=3)
+held = sources.of_chats(config, opened["qwen"])
+evaluated = held.evaluated["mixed"]
+batch = evaluated.source.batch(evaluated.layout(0, 1, 2), 0, 0)
+shapes = [list(each.images.patches.shape) for each in (batch, held.train.batch(Layout(0, 1, 1, 2), 0, 0))]
+tell(
+    "held",
+    steps=sources.steps(held, 3, Layout(0, 1, 1, 2)),
+    rows=held.train.plan.rows(3),
+    shapes=shapes,
+    notes=held.notes,
+    padding=held.padding,
+    images=int((batch.images.places < batch.tokens.numel()).sum()),
+)
 
 # Rows are the same on one rank and on two
 source = opened["qwen"].packed(1)

@@ -130,7 +130,9 @@ class Pictured(Tokenized):
         try:
             return patches_of(self.processing, grid, pixels_of(found, self.root, (height, width), self.name))
         except RefusedError as error:
-            raise FailedError(str(error), "restore the image and resume, or start again with --skip-wrong") from error
+            raise FailedError(
+                str(error), "restore the image and resume, or start again with --check-images --skip-wrong"
+            ) from error
 
 
 def pictured(source: Tokenized, processing: Processing, root: Path) -> Pictured:
@@ -343,11 +345,13 @@ class Reading(finetune.Reading):
 
     Attributes:
         images: the folder of relative paths; empty: the folder of the data.
+        decodes: whether encoding decodes every image, see ``trainer.vlm.images.size_of``.
         patches: of a row, at most; 0: chosen for the data.
         threads: that decode images; 0: one per core of this rank, up to 16.
     """
 
     images: str = ""
+    decodes: bool = False
     patches: int = 0
     threads: int = 0
 
@@ -364,7 +368,7 @@ def open_data(named: Sequence[str], evaluated: Sequence[str], reading: Reading, 
 
     def tokenized_of(path: Path, name: str) -> Pictured:
         folder = Path(reading.images) if reading.images else path if path.is_dir() else path.parent
-        encoding = Encoding(tokenizer, template, reading.skips, token, str(folder.absolute()))
+        encoding = Encoding(tokenizer, template, reading.skips, token, str(folder.absolute()), reading.decodes)
         found = tokenized.prepare(records.files_of(path), name, encoding, reading.cache, reading.workers)
         return replace(pictured(found, processing, folder.absolute()), capacity=most)
 

@@ -30,21 +30,28 @@ Known = List[Tuple[Reference, Tuple[int, int]]]
 
 
 class Encoder(tokenized.Encoder):
-    """Encodes groups of records in a process. It opens each image, but decodes few."""
+    """Encodes groups of records in a process. It opens each image."""
 
     def __init__(
-        self, tokenizer: str, template: Tuple[str, Dict[str, str], str], skips: bool, token: str, folder: str
+        self,
+        tokenizer: str,
+        template: Tuple[str, Dict[str, str], str],
+        skips: bool,
+        token: str,
+        folder: str,
+        decodes: bool,
     ) -> None:
         super().__init__(tokenizer, template, skips)
         self._token = token
         self._folder = Path(folder)
+        self._decodes = decodes
         self._takes_parts = "image" in self.template.source
 
     def read(self, record: Dict[str, Any], place: str) -> Tuple[chat.Rendered, Known]:
         """See ``trainer.lm.tokenized.Encoder``."""
         conversation = conversations.read_with_images(record, place)
         found = [reference(each, place) for each in conversation.images]
-        known = [(each, size_of(each, self._folder, place)) for each in found]
+        known = [(each, size_of(each, self._folder, place, self._decodes)) for each in found]
         rendered = self.template.render(self._with_contents(conversation), place)
         count = rendered.text.count(self._token)
         if count != len(known):
@@ -84,10 +91,14 @@ class Encoder(tokenized.Encoder):
 
 @dataclass(frozen=True)
 class Encoding(tokenized.Encoding):
-    """How records with images become tokens. ``token``: the text of an image token; ``images``: their folder."""
+    """How records with images become tokens. ``token``: the text of an image token; ``images``: their folder.
+
+    ``decodes``: see ``trainer.vlm.images.size_of``.
+    """
 
     token: str = IMAGE
     images: str = "."
+    decodes: bool = False
     files: ClassVar[Sequence[str]] = (*tokenized.Encoding.files, "counts", "images", "references")
 
     @property
@@ -98,7 +109,7 @@ class Encoding(tokenized.Encoding):
     @property
     def arguments(self) -> Tuple[Any, ...]:
         """See ``trainer.lm.tokenized.Encoding``."""
-        return (*super().arguments, self.token, self.images)
+        return (*super().arguments, self.token, self.images, self.decodes)
 
     @property
     def digest(self) -> str:
@@ -108,7 +119,7 @@ class Encoding(tokenized.Encoding):
     @property
     def variant(self) -> str:
         """See ``trainer.lm.tokenized.Encoding``."""
-        return "-" + hashlib.sha256(self.images.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        return "-" + hashlib.sha256(json.dumps([self.images, self.decodes]).encode()).hexdigest()[:8]
 
 
 def with_token(tokenizer: str, processing: Processing) -> Tuple[str, str, Processing]:
