@@ -144,4 +144,7 @@ def with_token(tokenizer: str, processing: Processing) -> Tuple[str, str, Proces
     if processing.token not in (-1, number):
         what = "the model's image token is %d, but tokenizer.json has no such token" % processing.token
         raise RefusedError(what, "copy tokenizer.json from the model again")
+    if found.encode(text, add_special_tokens=False).ids != [number]:
+        what = "tokenizer.json does not encode %s as its token %d" % (text, number)
+        raise RefusedError(what, "copy tokenizer.json from the model again")
     return tokenizer, text, replace(processing, token=number)
