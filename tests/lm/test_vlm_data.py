@@ -48,6 +48,12 @@ def test_a_decoder_without_an_image_token_gets_one(found):
     assert composed["images"] == 49 + 8 * (28 + 1) <= composed["of_images"]
 
 
+def test_the_image_token_is_the_tokenizers_own_or_the_next(found):
+    tokens = found["tokens"]
+    assert (tokens["own"], tokens["next"], tokens["same"]) == ("<image>", "<image>", True)
+    assert "tokenizer.json has no such token" in tokens["refused"]
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -67,6 +73,8 @@ def test_a_decoder_without_an_image_token_gets_one(found):
         ("http://example.com/a.png", "http://example.com/a.png is on another machine"),
         ("data:image/png,abc", "URL is not base64"),
         ("data:image/png;base64,???", "URL is not base64"),
+        ("middle.jpg", "bad/middle.jpg cannot be read: "),
+        ("floats.tiff", "bad/floats.tiff cannot be read: its pixels are fractions"),
         ("fewer", "the texts have <image> 2 times, but the number of images in the field 'images' is 1"),
         ("more", "the texts have <image> 1 times, but the number of images in the field 'images' is 2"),
         ("none", "the texts have <image> 1 times, but the number of images in the field 'images' is 0"),
@@ -84,6 +92,7 @@ def test_a_wrong_record_is_refused(found):
     assert "records.jsonl: line 1: an image is neither a path nor bytes" in messages["number"]
     assert "makes 2 image tokens (<|image_pad|>) of 1 images" in messages["token"]
     assert "has an image in an answer" in messages["answer"]
+    assert not messages["header"]  # damage that only decoding finds
 
 
 def test_wrong_images_are_skipped_and_counted(found):
@@ -121,6 +130,15 @@ def test_little_of_a_row_is_padding(found):
     assert found["padding"]["tokens"] <= 0.02  # of few rows, the last of them half empty
     assert found["padding"]["patches"] <= 0.15
     assert "% of them padding" in found["padding"]["report"]
+
+
+def test_the_trainer_holds_the_data_with_its_evaluations(found):
+    held = found["held"]
+    assert held["steps"] == -(-held["rows"] // 2)
+    assert held["shapes"][0] == held["shapes"][1]
+    assert held["images"] > 0
+    assert 0 < held["padding"] < 0.2
+    assert "patches in each row" in held["notes"][-1]
 
 
 def test_rows_are_the_same_on_every_number_of_ranks(found):

@@ -11,6 +11,7 @@ import random
 import shutil
 import sys
 import zlib
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,10 +30,10 @@ from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTra
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from trainer.lm import tokens
+from trainer.lm import sources, tokens
 from trainer.lm.batch import Layout
 from trainer.lm.errors import FailedError, RefusedError
-from trainer.vlm import data, processing
+from trainer.vlm import data, encoding, processing
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<image>"]
 # Those of the models, without their branches for videos and tools.
@@ -262,7 +263,7 @@ compared("onevision", Theirs(LlavaOnevisionProcessor, onevision_pil, **options),
 path = "pictures/2.png"
 asked = {"from": "human", "value": "<image>\nwhat is it"}
 answer = {"from": "gpt", "value": "the sea"}
-encoded = base64.b64encode((folder / path).read_bytes()).decode()
+in_text = base64.b64encode((folder / path).read_bytes()).decode()
 
 
 def parts(image):
@@ -281,7 +282,7 @@ FORMATS = {
     "part without path": {"messages": parts({"type": "image"}), "images": [path]},
     "absolute": {"messages": parts({"type": "image", "image": str(folder / path)})},
     "file": {"messages": parts({"type": "image_url", "image_url": {"url": f"file://{folder / path}"}})},
-    "data": {"messages": parts({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded}"}})},
+    "data": {"messages": parts({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{in_text}"}})},
     "alpaca": {"instruction": "<image>", "input": "what is it", "output": "the sea", "images": [path]},
     "parquet": {"conversations": [asked, answer], "images": [{"bytes": (folder / path).read_bytes(), "path": None}]},
 }
@@ -335,6 +336,18 @@ images = int((batch.tokens == composed.processing.token).sum())
 number = composed.processing.token - plain.get_vocab_size()
 tell("composed", text=text, token=number, images=images, of_images=composed.capacity.tokens)
 
+# The image token that a tokenizer has, the next number, and a number that it has not
+pads = trained.to_str(), plain.to_str()
+whole = processing.of_tower(tower)
+found = {"own": encoding.with_token(pads[0], whole)[1:], "next": encoding.with_token(pads[1], whole)[1:]}
+again = encoding.with_token(pads[1], replace(whole, token=plain.get_vocab_size()))[2]
+try:
+    encoding.with_token(pads[1], replace(whole, token=plain.get_vocab_size() + 1))
+except RefusedError as error:
+    refused = str(error)
+texts = {name: text for name, (text, _) in found.items()}
+tell("tokens", **texts, same=again.token == plain.get_vocab_size() == found["next"][1].token, refused=refused)
+
 # What cannot be read
 bad = folder / "bad"
 bad.mkdir()
@@ -387,6 +400,13 @@ for name, images, text in (
 found["number"] = refusal([{**right, "image": 7}])
 found["token"] = refusal([{**right, "conversations": [{**asked, "value": "<image><|image_pad|>"}, answer]}])
 found["answer"] = refusal([{**right, "conversations": [{**asked, "value": "x"}, {**answer, "value": "<image>"}]}])
+middle = bytearray(noise.getvalue())
+middle[5000:5000] = b"\xff\xc0\x00\x11"  # a second header
+(bad / "middle.jpg").write_bytes(middle)
+Image.new("F", (30, 30)).save(bad / "floats.tiff")
+for name in ("middle.jpg", "floats.tiff"):
+    found[name] = refusal([right, {**right, "image": f"bad/{name}"}], decodes=True)
+found["header"] = refusal([right, {**right, "image": "bad/middle.jpg"}])
 tell("refused", **found)
 tell("skipped", notes=opened_alone([right, {**right, "image": "bad/empty.jpg"}, right], skips=True).notes)
 
@@ -463,6 +483,22 @@ large = opened_alone(mix, block=2048)
 source = large.packed(0)
 found = {"tokens": source.plan.padding(), "patches": source.plan.padding_of_second()}
 tell("padding", **found, rows=source.plan.rows(1), report=source.report(), room=source.capacity.patches)
+
+# As trainer.lm holds data: with an evaluation of what was held back
+config = SimpleNamespace(seed=1, batch_size=2, eval_iters=3)
+held = sources.of_chats(config, opened["qwen"])
+evaluated = held.evaluated["mixed"]
+batch = evaluated.source.batch(evaluated.layout(0, 1, 2), 0, 0)
+shapes = [list(each.images.patches.shape) for each in (batch, held.train.batch(Layout(0, 1, 1, 2), 0, 0))]
+tell(
+    "held",
+    steps=sources.steps(held, 3, Layout(0, 1, 1, 2)),
+    rows=held.train.plan.rows(3),
+    shapes=shapes,
+    notes=held.notes,
+    padding=held.padding,
+    images=int((batch.images.places < batch.tokens.numel()).sum()),
+)
 
 # Rows are the same on one rank and on two
 source = opened["qwen"].packed(1)

@@ -58,6 +58,15 @@ def test_a_tower_gets_every_grid(folder):
     assert (found.side, found.token) == (24, -1)
 
 
+def test_a_tower_of_siglip_has_other_colours_than_one_of_clip(folder):
+    vision = {"image_size": 384, "patch_size": 14}
+    siglip, clip = (
+        processing.of_tower(folder({"model_type": kind, "vision_config": vision}, {})) for kind in ("siglip", "clip")
+    )
+    assert siglip.mean == siglip.std == (0.5, 0.5, 0.5)
+    assert clip.mean[0] == 0.48145466
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(RefusedError, match=r"config\.json cannot be read"):
         processing.read(tmp_path)

@@ -83,7 +83,7 @@ class Config:
     out: str = _is("out", "folder of checkpoints and logs")
     init: str = _is("scratch", "scratch, a Hugging Face folder, or a checkpoint whose weights to use")
     vision: str = _is("", "a folder of SigLIP or CLIP: composes a vision-language model with the decoder of --init")
-    image_token: str = _is("<image>", "with vision: the token of an image, new or one that no text has")
+    image_token: str = _is("", "with vision: the token of an image, new or one that no text has (default: <image>)")
     resume: str = _is(
         "", "latest, or a checkpoint: continues with its optimizer, step and options, except options given here"
     )

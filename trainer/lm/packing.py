@@ -13,12 +13,13 @@ from __future__ import annotations
 import hashlib
 import random
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 from heapq import heappop, heapreplace
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 WINDOW_ROWS = 64  # rows of a window
+BOTH_ROWS = 256  # the same of samples with two sizes, whose mean must be that of the data in both
 FULL = 0.99  # of a window's tokens: not worth a second attempt
 
 
@@ -148,59 +149,69 @@ def _pack_fullest(longest_first: Sequence[int], lengths: Sequence[int], room: in
     return rows, left
 
 
-# The cost of a row for a sample, of the shares of both rooms that would be left in it.
-COSTS: Sequence[Callable[[float, float], float]] = (
-    lambda first, second: abs(first - second),  # rows stay in proportion
-    lambda first, second: -min(first, second),  # the emptiest row
-    lambda first, second: first + second,  # the fullest row
-)
-
-
 def _pack_both(
     samples: Sequence[int], lengths: Sequence[int], room: int, most: int, count: int, second: Second
 ) -> Packed:
-    """Put samples into rows that have room for both sizes, in the way of ``COSTS`` that leaves least padding."""
+    """Put samples into rows that have room for both sizes, in the one of three ways that leaves least padding.
+
+    A sample goes into the row whose free rooms are most alike to its sizes in proportion, into the emptiest, or into
+    the fullest.
+    """
     sizes, other = second.sizes, second.room
 
-    def share(sample: int) -> float:
-        return max(lengths[sample] / room, sizes[sample] / other)
+    def share(sample: int) -> int:
+        return max(lengths[sample] * other, sizes[sample] * room)
 
     longest_first = sorted(samples, key=share, reverse=True)
     found: List[Packed] = []
-    for cost in COSTS:
-        found.append(_pack_by(cost, longest_first, lengths, room, most, count, second))
+    for sign, emptiest in ((-1, False), (1, True), (1, False)):
+        found.append(_pack_nearest(longest_first, lengths, room, most, count, second, sign, emptiest))
         if _fill(found[-1], lengths) >= FULL * room:
             break
     return max(found, key=lambda packed: _fill(packed, lengths))
 
 
-def _pack_by(
-    cost: Callable[[float, float], float],
+def _pack_nearest(
     longest_first: Sequence[int],
     lengths: Sequence[int],
     room: int,
     most: int,
     count: int,
     second: Second,
+    sign: int,
+    emptiest: bool,
 ) -> Packed:
-    """Put each sample into the row of the lowest cost that has room for it."""
+    """Put each sample into the row with room for it whose key is nearest to the sample's.
+
+    A key is the free tokens of a row plus ``sign`` x its free second room, both in units of 1 / (room x second.room) of
+    a row. A sample's key is the same of its sizes, or that of an empty row if samples go into the ``emptiest``.
+    """
+    sizes, other = second.sizes, second.room
     rows: List[List[int]] = [[] for _ in range(count)]
-    free, free_other = [room] * count, [second.room] * count
+    empty = room * other + sign * other * room
+    free = [(empty, row, room, other) for row in range(count)]  # in ascending order
     left: List[int] = []
     for sample in longest_first:
-        length, size = lengths[sample], second.sizes[sample]
-        costs = [
-            (cost((free[row] - length) / room, (free_other[row] - size) / second.room), row)
-            for row in range(count)
-            if free[row] >= length and free_other[row] >= size and len(rows[row]) < most
-        ]
-        if not costs:
+        length, size = lengths[sample], sizes[sample]
+        key = length * other + sign * size * room
+        high = bisect_left(free, (empty if emptiest else key,))
+        low = high - 1
+        while low >= 0 or high < len(free):
+            if high == len(free) or (low >= 0 and key - free[low][0] < free[high][0] - key):
+                place, low = low, low - 1
+            else:
+                place, high = high, high + 1
+            _, row, free_tokens, free_other = free[place]
+            if free_tokens >= length and free_other >= size:
+                break
+        else:
             left.append(sample)
             continue
-        _, row = min(costs)
+        del free[place]
         rows[row].append(sample)
-        free[row] -= length
-        free_other[row] -= size
+        free_tokens, free_other = free_tokens - length, free_other - size
+        if free_tokens and len(rows[row]) < most:
+            insort(free, (free_tokens * other + sign * free_other * room, row, free_tokens, free_other))
     return [row for row in rows if row], left
 
 
@@ -248,11 +259,12 @@ def _windows(
 ) -> Iterator[List[List[int]]]:
     waiting: List[int] = []
     total = 0
+    count = BOTH_ROWS if second else WINDOW_ROWS
     for sample in samples:
         waiting.append(sample)
         total += lengths[sample]
-        if total >= WINDOW_ROWS * room:
-            rows, waiting = pack(waiting, lengths, room, most, WINDOW_ROWS, second)
+        if total >= count * room:
+            rows, waiting = pack(waiting, lengths, room, most, count, second)
             total = sum(map(lengths.__getitem__, waiting))
             yield rows
     while waiting:

@@ -1,7 +1,7 @@
 """How many patches a row has room for, and how long the arrays of ``Images`` are.
 
-All batches have the same sizes, so each row has room for a number of patches of which little is padding, and with
-which rows still fill up with tokens.
+All batches have the same sizes, so each row has room for a number of patches. With too little room, rows do not fill
+up with tokens; with too much, many patches are padding.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import numpy as np
 from trainer.lm import packing
 from trainer.vlm.processing import QWEN, Processing
 
-TRIED = (1.0, 1.02, 1.04, 1.07, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)  # times the mean patches of a row
+# Times the mean patches of a row. With less room, samples with images are left until the end of an epoch.
+TRIED = (1.03, 1.05, 1.07, 1.1, 1.15, 1.2, 1.3, 1.4, 1.6, 2.0)
 ROWS = 512  # packed to compare capacities
-GOOD = 0.01  # share of tokens that may be padding
-NEAR = 0.005  # above the least padding
+PATCH = 0.1  # the cost of a share of the patches in that of the same share of the tokens
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def capacity_of(processing: Processing, patches: int, block: int, sizes: Any) ->
 
 
 def choose(processing: Processing, block: int, lengths: Sequence[int], patches: Sequence[int], largest: int) -> int:
-    """Return the smallest number of patches of a row with which little of the tokens is padding.
+    """Return the number of patches of a row with which padding costs least.
 
     Args:
         processing: of the images.
@@ -77,24 +77,15 @@ def choose(processing: Processing, block: int, lengths: Sequence[int], patches: 
         largest: the patches of any sample that must fit, such as those of evaluations.
     """
     step = unit(processing)
-    total = sum(lengths)
-    least = max(step, largest, sum(patches) * block / max(1, total))
+    mean = sum(patches) * block / max(1, sum(lengths))
     chosen = packing.order([len(lengths)], [1.0], 0, 0)
     taken = int(np.searchsorted(np.cumsum([lengths[each] for each in chosen]), ROWS * block)) + 1
-    found = {}
-    for times in TRIED:
-        room = math.ceil(least * times / step) * step
-        if room not in found:
-            found[room] = _padding(chosen[:taken], lengths, patches, block, room)
-        if found[room] <= GOOD:
-            return room
-    best = min(found.values())
-    return min(room for room, padding in found.items() if padding <= best + NEAR)
+    rooms = {max(1, math.ceil(max(largest, mean * times) / step)) * step for times in TRIED}
+    return min(sorted(rooms), key=lambda room: _cost(chosen[:taken], lengths, patches, block, room))
 
 
-def _padding(chosen: Sequence[int], lengths: Sequence[int], patches: Sequence[int], block: int, room: int) -> float:
-    second = packing.Second(patches, room)
+def _cost(chosen: Sequence[int], lengths: Sequence[int], patches: Sequence[int], block: int, room: int) -> float:
     most = packing.most_per_row(lengths, block)
-    rows = packing.pack_epoch(chosen, lengths, block, most, 0, second).rows
+    rows = packing.pack_epoch(chosen, lengths, block, most, 0, packing.Second(patches, room)).rows
     # The last row is seldom full, which says nothing about a whole epoch.
-    return 1 - min(1.0, sum(lengths[each] for each in chosen) / (max(1, rows - 1) * block))
+    return max(1, rows - 1) * (block + PATCH * room * sum(lengths) / max(1, sum(patches)))

@@ -19,7 +19,7 @@ from trainer.lm.model import Named, sizes
 from trainer.lm.shape import Shape
 from trainer.vlm import families
 from trainer.vlm.encoding import with_token
-from trainer.vlm.processing import IMAGE, PREPROCESSOR, PROCESSOR, TILES, Processing, of_tower
+from trainer.vlm.processing import PREPROCESSOR, PROCESSOR, TILES, Processing, of_tower
 from trainer.vlm.shape import VlmShape
 
 _MOST_TILES = 6  # in one direction
@@ -79,7 +79,7 @@ class Composed:
         return found
 
 
-def compose(vision: Path, text: Path, image_token: str = IMAGE, tiles: int = TILES) -> Composed:
+def compose(vision: Path, text: Path, image_token: str = "", tiles: int = TILES) -> Composed:
     """Describe a ``llava_onevision`` model of a SigLIP or CLIP folder and a language model's.
 
     Features are the output of the last layer of SigLIP, and of the last but one of CLIP, as LLaVA's. Images are cut
@@ -88,7 +88,8 @@ def compose(vision: Path, text: Path, image_token: str = IMAGE, tiles: int = TIL
     Args:
         vision: a folder with a model of type ``siglip``, ``siglip_vision_model``, ``clip`` or ``clip_vision_model``.
         text: a folder with a model of type llama, qwen2 or qwen3.
-        image_token: the token that stands for a feature of an image: a new one, or one that no text has.
+        image_token: the token that stands for a feature of an image: a new one, or one that no text has; empty:
+            ``<image>`` or ``<|image_pad|>``, and a new one if the tokenizer has neither.
         tiles: of an image, at most.
 
     Raises:
@@ -100,18 +101,18 @@ def compose(vision: Path, text: Path, image_token: str = IMAGE, tiles: int = TIL
     path = vision / CONFIG
     tower = families.tower_of({"model_type": "", **texts.read_config(vision)}, path)
     unknown = replace(of_tower(vision, tiles), token_text=image_token)
-    tokenizer, _, processing = with_token(tokenizer_of(text), unknown)
+    tokenizer, token, processing = with_token(tokenizer_of(text), unknown)
     if processing.token >= text_shape.vocab_size:
         what = "the new token %s would be number %d, but %s has %d tokens"
         fix = "--image-token TOKEN, a token of its tokenizer.json that no text has"
-        raise RefusedError(what % (image_token, processing.token, text, text_shape.vocab_size), fix)
+        raise RefusedError(what % (token, processing.token, text, text_shape.vocab_size), fix)
     if tower.has_class_token:
         tower = replace(tower, n_layer=families.layers_used(-2, tower.n_layer, path))
     side, counts = tower.side, range(1, _MOST_TILES + 1)
     pinpoints = tuple((side * high, side * wide) for high in counts for wide in counts if high * wide <= tiles)
     shape = families.with_tower(text_shape, "llava_onevision", tower)
     shape = replace(shape, image_token=processing.token, pinpoints=pinpoints, tiles=tiles)
-    return Composed(vision, text, text_shape, shape, tokenizer, unknown)
+    return Composed(vision, text, text_shape, shape, tokenizer, replace(unknown, token_text=token))
 
 
 def _new_weights(shape: VlmShape, seed: int, device: torch.device) -> Iterator[Named]:

@@ -24,27 +24,34 @@ from trainer.lm.conversations import Conversation
 from trainer.lm.errors import RefusedError
 from trainer.lm.tokenized import Files
 from trainer.vlm.images import Reference, reference, size_of
-from trainer.vlm.processing import IMAGE, Processing
+from trainer.vlm.processing import IMAGE, IMAGE_PAD, Processing
 
 Known = List[Tuple[Reference, Tuple[int, int]]]
 
 
 class Encoder(tokenized.Encoder):
-    """Encodes groups of records in a process. It opens each image, but decodes few."""
+    """Encodes groups of records in a process. It opens each image."""
 
     def __init__(
-        self, tokenizer: str, template: Tuple[str, Dict[str, str], str], skips: bool, token: str, folder: str
+        self,
+        tokenizer: str,
+        template: Tuple[str, Dict[str, str], str],
+        skips: bool,
+        token: str,
+        folder: str,
+        decodes: bool,
     ) -> None:
         super().__init__(tokenizer, template, skips)
         self._token = token
         self._folder = Path(folder)
+        self._decodes = decodes
         self._takes_parts = "image" in self.template.source
 
     def read(self, record: Dict[str, Any], place: str) -> Tuple[chat.Rendered, Known]:
         """See ``trainer.lm.tokenized.Encoder``."""
         conversation = conversations.read_with_images(record, place)
         found = [reference(each, place) for each in conversation.images]
-        known = [(each, size_of(each, self._folder, place)) for each in found]
+        known = [(each, size_of(each, self._folder, place, self._decodes)) for each in found]
         rendered = self.template.render(self._with_contents(conversation), place)
         count = rendered.text.count(self._token)
         if count != len(known):
@@ -84,10 +91,14 @@ class Encoder(tokenized.Encoder):
 
 @dataclass(frozen=True)
 class Encoding(tokenized.Encoding):
-    """How records with images become tokens. ``token``: the text of an image token; ``images``: their folder."""
+    """How records with images become tokens. ``token``: the text of an image token; ``images``: their folder.
+
+    ``decodes``: see ``trainer.vlm.images.size_of``.
+    """
 
     token: str = IMAGE
     images: str = "."
+    decodes: bool = False
     files: ClassVar[Sequence[str]] = (*tokenized.Encoding.files, "counts", "images", "references")
 
     @property
@@ -98,7 +109,7 @@ class Encoding(tokenized.Encoding):
     @property
     def arguments(self) -> Tuple[Any, ...]:
         """See ``trainer.lm.tokenized.Encoding``."""
-        return (*super().arguments, self.token, self.images)
+        return (*super().arguments, self.token, self.images, self.decodes)
 
     @property
     def digest(self) -> str:
@@ -108,11 +119,14 @@ class Encoding(tokenized.Encoding):
     @property
     def variant(self) -> str:
         """See ``trainer.lm.tokenized.Encoding``."""
-        return "-" + hashlib.sha256(self.images.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+        return "-" + hashlib.sha256(json.dumps([self.images, self.decodes]).encode()).hexdigest()[:8]
 
 
 def with_token(tokenizer: str, processing: Processing) -> Tuple[str, str, Processing]:
     """Return a tokenizer that has the image token, the token's text, and the processing with its number.
+
+    A language model that is put behind a tower has no image token, unless it is Qwen2's or later. It gets the next
+    number, for which most models have an embedding.
 
     Raises:
         RefusedError: the tokenizer has no token with the model's number.
@@ -123,7 +137,14 @@ def with_token(tokenizer: str, processing: Processing) -> Tuple[str, str, Proces
         if text is None:
             what = "the model's image token is %d, but tokenizer.json has no such token" % processing.token
             raise RefusedError(what, "copy tokenizer.json from the model again")
-        return tokenizer, text, processing
-    text = processing.token_text
-    found.add_special_tokens([text])
-    return found.to_str(), text, replace(processing, token=found.token_to_id(text))
+    else:
+        known = next((name for name in (IMAGE, IMAGE_PAD) if found.token_to_id(name) is not None), IMAGE)
+        text = processing.token_text or known
+        if found.token_to_id(text) is None:
+            found.add_special_tokens([text])
+            tokenizer = found.to_str()
+    number = found.token_to_id(text)
+    if found.encode(text, add_special_tokens=False).ids != [number]:
+        what = "tokenizer.json does not encode %s as its token %d" % (text, number)
+        raise RefusedError(what, "copy tokenizer.json from the model again")
+    return tokenizer, text, replace(processing, token=number)

@@ -89,13 +89,20 @@ def _decoded(url: str, place: str) -> bytes:
         raise RefusedError("%s: an image's data: URL is not base64: %s" % (place, error)) from error
 
 
-def size_of(image: Reference, folder: Path, place: str) -> Tuple[int, int]:
-    """Return the height and width of an image, and check that its file is whole without decoding most formats.
+def size_of(image: Reference, folder: Path, place: str, decodes: bool = False) -> Tuple[int, int]:
+    """Return the height and width of an image, and check that its file is whole.
+
+    Args:
+        image: to open.
+        folder: of relative paths.
+        place: of the record, for messages.
+        decodes: whether every image is decoded. Otherwise, JPEG and PNG are not, and only damage to their ends, or to
+            any byte of a PNG, is found.
 
     Raises:
-        RefusedError: the image cannot be opened. The message names ``place``.
+        RefusedError: the image cannot be opened.
     """
-    height, width = _opened(image, folder, place, _checked_size)
+    height, width = _opened(image, folder, place, _decoded_size if decodes else _checked_size)
     return height, width
 
 
@@ -124,6 +131,8 @@ def _opened(image: Reference, folder: Path, place: str, use: Any) -> Any:
                 raise ValueError("it has %d x %d pixels, more than %d million" % (width, height, PIXELS // 10**6))
             if max(height, width) > RATIO * min(height, width):
                 raise ValueError("it has %d x %d pixels: one side is over %d times the other" % (width, height, RATIO))
+            if found.mode == "F":
+                raise ValueError("its pixels are fractions")
             return use(found, file)
     except ERRORS as error:
         shown = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -175,6 +184,12 @@ def _checked_size(found: Any, file: IO[bytes]) -> Tuple[int, int]:
     return size
 
 
+def _decoded_size(found: Any, _: IO[bytes]) -> Tuple[int, int]:
+    size = _size(found)
+    found.load()
+    return size
+
+
 def _size(found: Any) -> Tuple[int, int]:
     height, width = found.height, found.width
     return (width, height) if _orientation(found) in TURNED else (height, width)
@@ -193,8 +208,6 @@ def _orientation(found: Any) -> int:
 def _rgb(found: Any) -> Any:
     """Return the first frame, upright and in RGB. Transparency is dropped, as transformers does it."""
     turn = TURNS.get(_orientation(found))
-    if found.mode == "F":
-        raise ValueError("its pixels are fractions")
     if found.mode.startswith("I"):  # 16 bits of grey, of which convert() would keep the lowest 8
         grey = np.asarray(found).astype(np.int64) >> 8
         image = _pillow().fromarray(np.clip(grey, 0, 255).astype(np.uint8)).convert("RGB")

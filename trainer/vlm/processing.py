@@ -23,9 +23,14 @@ MIN_PIXELS = 56 * 56
 MAX_PIXELS = 28 * 28 * 1280
 QWEN = "qwen2_5_vl"
 ONEVISION = "llava_onevision"
-IMAGE = "<image>"
+IMAGE = "<image>"  # LLaVA's image token
+IMAGE_PAD = "<|image_pad|>"  # Qwen's
 TOWERS = ("siglip", "siglip_vision_model", "clip", "clip_vision_model")
 BICUBIC = 3  # Pillow's number
+Colours = Tuple[Tuple[float, ...], Tuple[float, ...]]
+# Mean and deviation that transformers assumes: CLIP's also for Qwen2.5-VL and LLaVA-OneVision.
+CLIP: Colours = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+SIGLIP: Colours = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,8 @@ class Processing:
         patch: pixels of a side of a patch.
         mean: of each colour.
         std: of each colour.
-        token: the number of the image token; negative: the tokenizer's number of ``token_text``, perhaps a new one.
-        token_text: the text of the image token, if its number is not known.
+        token: the number of the image token; -1: the tokenizer's number of ``IMAGE`` or ``IMAGE_PAD``, or the next.
+        token_text: the text of a token that is -1; empty: one of these.
         resample: Pillow's number of the method of resizing.
         merge: QWEN: patches of a side of a feature.
         window: QWEN: pixels of a side of a window of attention.
@@ -53,7 +58,7 @@ class Processing:
     mean: Tuple[float, ...]
     std: Tuple[float, ...]
     token: int
-    token_text: str = IMAGE
+    token_text: str = ""
     resample: int = BICUBIC
     merge: int = 1
     window: int = 0
@@ -114,7 +119,7 @@ def of_tower(folder: Path, tiles: int = TILES) -> Processing:
     if kind not in TOWERS:
         raise RefusedError("%s: the model_type is %r, not one of %s" % (folder / CONFIG, kind, ", ".join(TOWERS)))
     vision = config.part("vision_config") if "vision_config" in config.values else config
-    return _tiled(vision, _preprocessor(folder), -1, tiles)
+    return _tiled(vision, _preprocessor(folder), -1, tiles, SIGLIP if str(kind).startswith("siglip") else CLIP)
 
 
 @dataclass(frozen=True)
@@ -167,11 +172,10 @@ def _preprocessor(folder: Path) -> _Fields:
     return _Fields.of(folder / PREPROCESSOR)
 
 
-def _common(fields: _Fields) -> Dict[str, Any]:
-    # The defaults of both models in transformers are CLIP's.
+def _common(fields: _Fields, colours: Colours = CLIP) -> Dict[str, Any]:
     return {
-        "mean": fields.colours("image_mean", 0.0, (0.48145466, 0.4578275, 0.40821073)),
-        "std": fields.colours("image_std", 1e-3, (0.26862954, 0.26130258, 0.27577711)),
+        "mean": fields.colours("image_mean", 0.0, colours[0]),
+        "std": fields.colours("image_std", 1e-3, colours[1]),
         "resample": fields.whole("resample", 0, 5, BICUBIC),
     }
 
@@ -197,11 +201,11 @@ def _qwen(config: _Fields, fields: _Fields, max_pixels: int) -> Processing:
     return replace(found, min_pixels=least, max_pixels=most)
 
 
-def _tiled(vision: _Fields, fields: _Fields, token: int, tiles: int) -> Processing:
+def _tiled(vision: _Fields, fields: _Fields, token: int, tiles: int, colours: Colours = CLIP) -> Processing:
     tile = vision.whole("image_size", 1, SIDE)
     patch = vision.whole("patch_size", 1, tile)
     grids = tuple((rows, columns) for rows in range(1, 7) for columns in range(1, 7) if rows * columns <= tiles)
-    return Processing(ONEVISION, patch, token=token, tile=tile, grids=grids, **_common(fields))
+    return Processing(ONEVISION, patch, token=token, tile=tile, grids=grids, **_common(fields, colours))
 
 
 def _pinpoints(config: _Fields, tile: int, tiles: int) -> Tuple[Tuple[int, int], ...]:
