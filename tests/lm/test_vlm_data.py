@@ -40,6 +40,13 @@ def test_data_in_another_folder_is_the_same_data(found):
     assert found["moved"] == {"same": True, "root": "moved"}
 
 
+@pytest.mark.parametrize("name", ["qwen", "onevision"])
+def test_packed_samples_from_files_have_the_losses_of_transformers(found, name):
+    losses = found[f"losses {name}"]
+    assert losses["images"] > 2
+    assert losses["apart"] < 1e-5
+
+
 def test_a_decoder_without_an_image_token_gets_one(found):
     """The whole image of 97 x 31 pixels, and 8 of the 14 rows of features of 2 x 4 tiles: the others are padding."""
     composed = found["composed"]

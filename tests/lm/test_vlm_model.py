@@ -167,4 +167,4 @@ def test_missing_weights_are_refused_in_a_line(refused):
 
 def test_a_gpt2_decoder_and_a_token_outside_the_vocabulary_cannot_be_composed(refused):
     assert "a decoder of type gpt2 cannot be part of a llava_onevision model" in refused["compose gpt2"]
-    assert "image token 300" in refused["compose token"]
+    assert "the new token <image> would be number 300" in refused["compose token"]

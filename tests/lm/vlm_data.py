@@ -4,6 +4,7 @@ FOLDER gets models' configurations, images and data sets. Each printed object ha
 """
 
 import base64
+import copy
 import io
 import json
 import os
@@ -20,8 +21,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+import torch.nn.functional as F  # noqa: N812 - the usual name
 from PIL import Image
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
 from transformers.image_processing_utils import select_best_resolution
 from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
 from transformers.models.llava_onevision.modeling_llava_onevision import LlavaOnevisionModel
@@ -29,11 +31,13 @@ from transformers.models.llava_onevision.processing_llava_onevision import Llava
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel, Qwen2_5_VLModel
 from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from vlm_models_cases import CASES
 
-from trainer.lm import sources, tokens
+from trainer.lm import sources, tokens, weights
 from trainer.lm.batch import Layout
 from trainer.lm.errors import FailedError, RefusedError
-from trainer.vlm import data, encoding, processing
+from trainer.lm.model import fill
+from trainer.vlm import data, encoding, families, processing
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<image>"]
 # Those of the models, without their branches for videos and tools.
@@ -254,9 +258,64 @@ for name in ("qwen", "onevision"):
     seen = processing.read(folder / name)
     reading = data.Reading(model=folder / name, block=1024, cache=folder / "cache", share=0.1)
     opened[name] = data.open_data([str(folder / "mixed.json")], [], reading, seen)
-compared("qwen", Theirs(Qwen2_5_VLProcessor, qwen_pil), QWEN, qwen_images, qwen_positions)
+qwen = Theirs(Qwen2_5_VLProcessor, qwen_pil)
+compared("qwen", qwen, QWEN, qwen_images, qwen_positions)
 options = {"num_image_tokens": 49, "vision_feature_select_strategy": "full"}
-compared("onevision", Theirs(LlavaOnevisionProcessor, onevision_pil, **options), ONEVISION, onevision_images, None)
+onevision = Theirs(LlavaOnevisionProcessor, onevision_pil, **options)
+compared("onevision", onevision, ONEVISION, onevision_images, None)
+
+
+def tiny(case, name):
+    """A model of transformers that sees images as the opened data does, and ours with its weights."""
+    family, config = copy.deepcopy(CASES[case])
+    config["text_config"].update(vocab_size=320, max_position_embeddings=2048)
+    if name == "qwen":
+        config["vision_config"].update(patch_size=14, window_size=112)
+        starts = {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}
+        config.update({key: numbers[text] for key, text in starts.items()}, image_token_id=numbers["<|image_pad|>"])
+    else:
+        config["vision_config"].update(patch_size=4, image_size=30)
+        config.update(image_token_index=numbers["<image>"], image_grid_pinpoints=onevision_pil.image_grid_pinpoints)
+    torch.manual_seed(0)
+    theirs = AutoModelForImageTextToText.from_config(AutoConfig.for_model(family, **config)).float().eval()
+    with torch.no_grad():
+        for each in theirs.parameters():
+            each.copy_(torch.randn_like(each) * 0.08 + (each.dim() == 1))
+    theirs.save_pretrained(folder / f"tiny {name}")
+    shape = families.read_shape(folder / f"tiny {name}")
+    ours = shape.make().eval()
+    fill(ours, weights.read(shape, folder / f"tiny {name}"))
+    return theirs, ours
+
+
+@torch.no_grad()
+def losses(name, case, processor, template):
+    """From files to the loss: packed rows through our model beside single samples through transformers."""
+    theirs, ours = tiny(case, name)
+    source = opened[name].packed(1)
+    apart = images = 0
+    for step in range(2):
+        batch = source.batch(Layout(0, 1, 1, 2), step, 0)
+        more = {"positions": batch.positions, "images": batch.images}
+        mine = ours(batch.tokens, batch.targets, ends=batch.ends, count=torch.tensor(batch.count), **more)
+        total = torch.zeros(())
+        for row in range(2):
+            place = 0
+            for sample in source.plan.row(2 * step + row):
+                length, (_, inside) = source.plan.lengths[sample], source.origin(sample)
+                found = processor(rows[inside], template)
+                if name != "qwen":
+                    found.pop("mm_token_type_ids", None)
+                targets = batch.targets[row, place : place + length]
+                total += F.cross_entropy(theirs(**found).logits[0, :-1], targets, reduction="sum")
+                place += length
+                images += len(rows[inside]["images"])
+        apart = max(apart, float(abs(mine - total / batch.count)))
+    tell("losses " + name, apart=apart, images=images)
+
+
+losses("qwen", "qwen2.5-vl", qwen, QWEN)
+losses("onevision", "siglip and qwen2", onevision, ONEVISION)
 
 
 # The same conversation in every format
@@ -339,14 +398,14 @@ tell("composed", text=text, token=number, images=images, of_images=composed.capa
 # The image token that a tokenizer has, the next number, and a number that it has not
 pads = trained.to_str(), plain.to_str()
 whole = processing.of_tower(tower)
-found = {"own": encoding.with_token(pads[0], whole)[1:], "next": encoding.with_token(pads[1], whole)[1:]}
-again = encoding.with_token(pads[1], replace(whole, token=plain.get_vocab_size()))[2]
+found = {"own": encoding.with_token(pads[0], whole), "next": encoding.with_token(pads[1], whole)}
+again = encoding.with_token(found["next"][0], replace(whole, token=plain.get_vocab_size()))[2]
 try:
     encoding.with_token(pads[1], replace(whole, token=plain.get_vocab_size() + 1))
 except RefusedError as error:
     refused = str(error)
-texts = {name: text for name, (text, _) in found.items()}
-tell("tokens", **texts, same=again.token == plain.get_vocab_size() == found["next"][1].token, refused=refused)
+texts = {name: text for name, (_, text, _) in found.items()}
+tell("tokens", **texts, same=again.token == plain.get_vocab_size() == found["next"][2].token, refused=refused)
 
 # What cannot be read
 bad = folder / "bad"
@@ -492,7 +551,7 @@ batch = evaluated.source.batch(evaluated.layout(0, 1, 2), 0, 0)
 shapes = [list(each.images.patches.shape) for each in (batch, held.train.batch(Layout(0, 1, 1, 2), 0, 0))]
 tell(
     "held",
-    steps=sources.steps(held, 3, Layout(0, 1, 1, 2)),
+    steps=held.train.steps(3, 2),
     rows=held.train.plan.rows(3),
     shapes=shapes,
     notes=held.notes,

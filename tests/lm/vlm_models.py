@@ -26,6 +26,7 @@ from vlm_models_cases import CASES, COMPOSED, IMAGE, TEXT, TOWER, VOCABULARY
 
 from trainer.lm import checkpoint, lora, weights
 from trainer.lm import shape as shapes
+from trainer.lm import tokens as vocabularies
 from trainer.lm.batch import IGNORED, Images
 from trainer.lm.config import Config
 from trainer.lm.engine import Plain
@@ -376,8 +377,11 @@ def composed(name, folder):
     for each, where in ((vision, "vision"), (text, "text")):
         randomise(each)
         each.save_pretrained(folder / where)
+    words = [chr(97 + number % 26) * 2 + chr(97 + number // 26) * 2 for number in range(26 * 26)]
+    vocabularies.train_bpe(words, VOCABULARY - 1).tokenizer.save(str(folder / "text/tokenizer.json"))
     (folder / "vision" / PREPROCESSOR).write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3]}))
-    described = compose(folder / "vision", folder / "text", IMAGE, tiles=4)
+    described = compose(folder / "vision", folder / "text", tiles=4)
+    assert described.shape.image_token == IMAGE
     shape = described.shape
     drawn = [dict(described.weights(seed, torch.device("cpu"))) for seed in (1, 1, 2)]
     model = load(shape, drawn[0].items())

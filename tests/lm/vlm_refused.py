@@ -32,6 +32,9 @@ gpt2 = cases / "gpt2"
 gpt2.mkdir()
 sizes = {"n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 8, "vocab_size": 300}
 (gpt2 / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
-found["compose gpt2"] = refusal(lambda: compose(vision, gpt2, 299))
-found["compose token"] = refusal(lambda: compose(vision, text, 300))
+found["compose gpt2"] = refusal(lambda: compose(vision, gpt2))
+full = json.loads((text / "tokenizer.json").read_text())
+full["added_tokens"].append({**full["added_tokens"][0], "id": 299, "content": "<|last|>"})
+(text / "tokenizer.json").write_text(json.dumps(full))
+found["compose token"] = refusal(lambda: compose(vision, text))
 sys.stdout.write(json.dumps(found))

@@ -68,7 +68,15 @@ class Config:
     eval_data: Sequence[str] = _is((), "conversations that are only evaluated")
     template: str = _is("", "conversations: a Jinja template, or alpaca, chatml or plain (default: the model's own)")
     image_folder: str = _is("", "images: the folder of relative paths (default: the folder of the data)")
-    max_pixels: int = _is(0, "images of Qwen2.5-VL: pixels at most (0: the model's)", Bound(low=0, high=1 << 28))
+    check_images: bool = _is(False, "images: decode each before the training, instead of reading its header only")
+    image_threads: int = _is(
+        0, "images: threads of a rank that decode them (0: its share of the cores, at most 16)", Bound(low=0, high=1024)
+    )
+    max_pixels: int = _is(
+        768 * 768,
+        "images of Qwen2.5-VL: pixels at most, larger ones are shrunk (0: the model's)",
+        Bound(low=0, high=1 << 28),
+    )
     max_tiles: int = _is(9, "images of LLaVA-OneVision: tiles at most, beside the whole image", Bound(low=1, high=36))
     patches: int = _is(0, "images: patches in a row at most (0: chosen for the data)", Bound(low=0, high=1 << 24))
     val: float = _is(0.0, "conversations: share of each set held back for evaluation", _AVERAGE)

@@ -237,7 +237,7 @@ def open_data(config: Config, source: Source) -> Data:
 
 def _check_blind(config: Config) -> None:
     """Refuse options for images with a model that sees none."""
-    for name in ("image_folder", "max_pixels", "patches"):
+    for name in ("image_folder", "max_pixels", "patches", "check_images", "image_threads"):
         if getattr(config, name) != getattr(Config, name):
             what = "%s %s: the model does not see images" % (option(name), getattr(config, name))
             raise RefusedError(what, "remove %s, or --init a vision-language model" % option(name))

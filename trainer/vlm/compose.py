@@ -100,17 +100,17 @@ def compose(vision: Path, text: Path, image_token: str = "", tiles: int = TILES)
         raise RefusedError("--init %s has a vision tower already" % text, "remove --vision")
     path = vision / CONFIG
     tower = families.tower_of({"model_type": "", **texts.read_config(vision)}, path)
+    if tower.has_class_token:
+        tower = replace(tower, n_layer=families.layers_used(-2, tower.n_layer, path))
+    side, counts = tower.side, range(1, _MOST_TILES + 1)
+    pinpoints = tuple((side * high, side * wide) for high in counts for wide in counts if high * wide <= tiles)
+    shape = families.with_tower(text_shape, "llava_onevision", tower)
     unknown = replace(of_tower(vision, tiles), token_text=image_token)
     tokenizer, token, processing = with_token(tokenizer_of(text), unknown)
     if processing.token >= text_shape.vocab_size:
         what = "the new token %s would be number %d, but %s has %d tokens"
         fix = "--image-token TOKEN, a token of its tokenizer.json that no text has"
         raise RefusedError(what % (token, processing.token, text, text_shape.vocab_size), fix)
-    if tower.has_class_token:
-        tower = replace(tower, n_layer=families.layers_used(-2, tower.n_layer, path))
-    side, counts = tower.side, range(1, _MOST_TILES + 1)
-    pinpoints = tuple((side * high, side * wide) for high in counts for wide in counts if high * wide <= tiles)
-    shape = families.with_tower(text_shape, "llava_onevision", tower)
     shape = replace(shape, image_token=processing.token, pinpoints=pinpoints, tiles=tiles)
     return Composed(vision, text, text_shape, shape, tokenizer, replace(unknown, token_text=token))
 

@@ -6,7 +6,6 @@ decoded while training, in threads. What ``trainer.lm.finetune`` says about data
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from array import array
 from concurrent.futures import ThreadPoolExecutor
@@ -251,8 +250,13 @@ def open_pictures(config: Config, model: Path, processing: Processing) -> Data:
     Raises:
         RefusedError: see ``open_data``.
     """
+    known = sources.reading_of(config, model)
     reading = Reading(
-        **dataclasses.asdict(sources.reading_of(config, model)), images=config.image_folder, patches=config.patches
+        **{each.name: getattr(known, each.name) for each in fields(known)},
+        images=config.image_folder,
+        decodes=config.check_images,
+        patches=config.patches,
+        threads=config.image_threads,
     )
     found = open_data(config.data, config.eval_data, reading, processing)
     opened = sources.of_chats(config, found)
