@@ -24,6 +24,7 @@ REPLACED = {
     "block_size": lambda value: min(int(value), 64),
     "max_iters": lambda value: 2 + min(int(value), 20_000) // 2000,  # more steps stay more steps
     "warmup_iters": lambda _: 1,
+    "dtype": lambda value: "float32" if value == "float16" else value,  # DeepSpeed has fp16 only on GPUs
 }
 
 

@@ -55,7 +55,7 @@ def read(record: Dict[str, Any], place: str) -> Conversation:
         messages = _alpaca(record, place)
     else:
         what = "%s has none of the fields 'instruction', 'conversations', 'messages'; it has %s"
-        raise RefusedError(what % (place, records.named(record)), "see docs/training.md for the formats of data")
+        raise RefusedError(what % (place, records.named(record)), "see docs/fine-tuning.md for the formats of data")
     while messages and messages[-1]["role"] != "assistant":
         messages.pop()
     if not messages:
