@@ -15,15 +15,20 @@ from trainer.lm.families import PUBLISHED
 
 PROGRAM = re.compile(r"-m (trainer\.(?:lm|vlm)[\w.]*)")
 TRAININGS = ("trainer.lm", "trainer.vlm")
-RANKS = {"--nproc-per-node": 2, "--nodes": 2}  # of these words at most so many, whatever the page has
+RANKS = {"--nproc-per-node": 1, "--nodes": 2}  # of these words at most so many, whatever the page has
 FILE = re.compile(r"# (\S+\.yaml)\n")  # the first line of a block that is a file
 # An environment for tests has no GPU: these commands are refused, by exactly this reason.
 NEED_MORE = {"--quantize nf4": "bitsandbytes", "--fp8": "fp8 needs a GPU"}
 REPLACED = {
     "model": lambda value: f"sizes/{value}" if value in PUBLISHED else value,
     "block_size": lambda value: min(int(value), 64),
+    "batch_size": lambda _: 2,
+    "global_batch": lambda _: 16,
+    "accumulation": lambda _: 2,
     "max_iters": lambda value: 2 + min(int(value), 20_000) // 2000,  # more steps stay more steps
     "warmup_iters": lambda _: 1,
+    "eval_interval": lambda _: 100,  # the last step is evaluated
+    "eval_iters": lambda _: 2,
     "dtype": lambda value: "float32" if value == "float16" else value,  # DeepSpeed has fp16 only on GPUs
 }
 
@@ -84,11 +89,13 @@ def smaller(argv, program):
             found[at + 1] = str(_replaced(word[2:].replace("-", "_"), found[at + 1]))
     if program not in TRAININGS:
         return found
-    if not {"--model", "--init", "--resume", "--config"}.intersection(found):
+    if not {"--model", "--init", "--resume", "--config", "--n-layer"}.intersection(found):
         found += ["--n-layer", "2", "--n-head", "2", "--n-embd", "32"]
     if not {"--resume", "--config"}.intersection(found):
         found += [] if "--block-size" in found else ["--block-size", "64"]
-        found += [] if {"--max-iters", "--epochs"}.intersection(found) else ["--max-iters", "4"]
+        found += [] if "--batch-size" in found else ["--batch-size", "2"]
+        found += [] if {"--max-iters", "--epochs"}.intersection(found) else ["--max-iters", "2"]
+        found += [] if "--eval-iters" in found else ["--eval-iters", "2"]
     return [*found, "--trackers", "none"]
 
 
