@@ -76,7 +76,7 @@ def test_the_plan_rejects_what_the_page_says_does_not_fit(plan):
 
 def test_the_guides_settings_need_what_the_page_says():
     found = option()
-    shown = f"{gib()} GiB of a GPU, {found.host / GIB:.1f} GiB of the\nhost, and {found.speed.tokens:,.0f} tokens/s"
+    shown = f"{gib()} GiB of a GPU, {found.host / GIB:.1f} GiB of\nthe host, and {found.speed.tokens:,.0f} tokens/s"
     assert shown in PAGE
     batches = "{} GiB for 2 samples, {} for 4, {} for 8".format(*(gib(micro_batch=size) for size in (2, 4, 8)))
     assert batches in row("2 to 4 samples in fp16")

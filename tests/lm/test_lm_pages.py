@@ -3,6 +3,7 @@
 ``pages.py`` says what is made smaller. Commands of a page run in its order, in one folder, as a reader types them.
 """
 
+import json
 import shutil
 
 import pages
@@ -49,6 +50,17 @@ def test_every_command_of_the_page_runs(forks, standins, tmp_path, page):
             assert command.refusal in done.stderr, shown
         else:
             assert done.returncode == 0, shown
+
+
+def test_warmup_decay_differs_from_ours_as_the_guides_page_says(forks, tmp_path):
+    done = forks.run(HERE / "warmup_decay.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rates = json.loads(done.stdout.splitlines()[-1])
+    ours, default, linear = rates["ours"], rates["default"], rates["linear"]
+    assert default[0] == linear[0] == 0 < ours[0]
+    assert default[5] > 1.3 * linear[5]  # logarithmic
+    assert linear[20:] == pytest.approx(ours[19:-1])  # one step later
+    assert default[20:] == linear[20:]
 
 
 def _globbed(folder, argv):
