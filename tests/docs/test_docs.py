@@ -3,18 +3,14 @@
 import itertools
 import re
 import shlex
-from pathlib import Path
 
 import click
 import pytest
+from doc_blocks import FENCED, PAGES, ROOT, blocks, lines
 
 from provision.cli import cli
 from provision.cli.program import EXAMPLES
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-INDENTED = re.compile(r"^(?: {4}.*\n)+", re.MULTILINE)
 # A synopsis has [optional] words, CAPITALS or a|b outside quotes. It is not parsed.
 PLACEHOLDER = re.compile(r"(?<![\w=.])\[|\b[A-Z]{3,}\b|\bN\b|…|\.\.\.|\w\|\w")
 QUOTED = re.compile(r"'[^']*'")
@@ -32,21 +28,15 @@ def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[tuple
     return found
 
 
-def blocks(text: str) -> list[str]:
-    """Fenced and indented blocks."""
-    return [block for _language, block in BLOCK.findall(text)] + INDENTED.findall(BLOCK.sub("", text))
-
-
 def command_lines() -> list[tuple[str, str]]:
     """The lines of all blocks that start clusterctl, except synopses: these have capitals or brackets."""
-    lines = []
-    for page in PAGES:
-        for block in blocks(page.read_text(encoding="utf-8")):
-            for raw in block.replace("\\\n", " ").splitlines():
-                line = re.split(r"  +(?=\S)", raw.strip().removeprefix("$ "))[0]
-                if line.startswith("clusterctl ") and not PLACEHOLDER.search(QUOTED.sub("", line)):
-                    lines.append((page.name, line))
-    return lines
+    return [
+        (page.name, line)
+        for page in PAGES
+        for block in blocks(page.read_text(encoding="utf-8"))
+        for line in lines(block)
+        if line.startswith("clusterctl ") and not PLACEHOLDER.search(QUOTED.sub("", line))
+    ]
 
 
 @pytest.mark.parametrize("path", [" ".join(path) for path, _ in commands(cli)])
@@ -118,9 +108,9 @@ def test_the_example_inventory_of_the_readme_loads(tmp_path):
     from provision.inventory import load
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = [block for language, block in BLOCK.findall(readme) if language == "yaml"]
-    assert blocks
-    for block in blocks:
+    written = [block for language, block in FENCED.findall(readme) if language == "yaml"]
+    assert written
+    for block in written:
         path = tmp_path / "inventory.yaml"
         path.write_text(block, encoding="utf-8")
         assert load(path).nodes
