@@ -3,8 +3,9 @@
     PYTHON=/path/to/python scripts/bench train [PART...] [--raw train.jsonl]
 
 Parts: ``decoder`` (Llama-3-8B, forward and backward), ``finetune`` (3 B parameters on short instructions, beside
-LLaMA-Factory), ``gpt2`` (GPT-2 XL, with the optimizer), ``tune`` (``plan --tune``). The Python needs torch, and for
-peers transformers, LLaMA-Factory, liger-kernel and torchao: a way whose packages are missing says so. Half an hour.
+LLaMA-Factory), ``gpt2`` (GPT-2 XL, with the optimizer), ``fp8`` (to the same validation loss), ``vision`` (padding, and
+mixed batches beside text), ``tune`` (``plan --tune``). The Python needs torch, and for peers transformers, LLaMA-Factory,
+liger-kernel and torchao: a way whose packages are missing says so. Three quarters of an hour.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ PARTS = {
     "decoder": ["decoder_gpu.py"],
     "finetune": ["finetune_gpu.py"],
     "gpt2": ["lm_gpu.py", "ours", "fp8"],
+    "fp8": ["fp8_gpu.py"],
+    "vision": ["vlm_gpu.py"],
     "tune": ["tune_gpu.py"],
 }
 # Part, way, key, what it is, must and aim.
@@ -29,6 +32,11 @@ FIGURES = (
     ("decoder", "ours-fp8", "tokens_s", "the same in fp8", 13500, 14500),
     ("finetune", "ours", "useful_tokens_s", "fine-tuning of 3.09 B, useful tokens/s", 20000, 26000),
     ("finetune", "ours-fp8", "useful_tokens_s", "the same in fp8", 20000, 32000),
+    ("fp8", "ratio", "ratio", "fp8 to the same validation loss, Llama-3.2-1B, time of bf16's", 0.97, 0.85),
+    ("vision", "qwen2.5-vl-7b trained", "padding", "Qwen2.5-VL-7B, share of padding in tokens", 0.03, 0.01),
+    ("vision", "qwen2.5-vl-7b trained", "ratio", "Qwen2.5-VL-7B, time of a mixed batch beside text", 1.15, 1.05),
+    ("vision", "qwen2.5-vl-7b frozen", "ratio", "the same with the tower frozen", 1.15, 1.05),
+    ("vision", "llava-onevision-7b trained", "ratio", "LLaVA-OneVision-7B, the same, trained", 1.15, 1.05),
     ("tune", "", "median", "plan --tune, median speed-up", 2, 4),
 )
 

@@ -131,6 +131,24 @@ def test_fine_tuning_on_two_nodes_has_the_losses_of_one_process(tuning, lab_env,
     assert (tmp_path / "tuned/chat_template.jinja").read_text() == TEMPLATE
 
 
+def test_a_vision_language_model_trains_on_two_nodes_as_in_one_process(training_nodes, lab_env, tmp_path):
+    """The data's folder has the images, and some batches have none."""
+    own = training_nodes.own(tmp_path / "job")
+    python(lab_env, own.folder, ROOT / "tests/lm/vlm_made.py", own.folder)
+    (own.folder / "chats").mkdir()
+    for name in ("mixed.json", "pictures"):
+        shutil.move(own.folder / name, own.folder / "chats")
+    words = ("--init", "qwen", "--data", "chats", "--block-size", "128", "--batch-size", "1", "--global-batch", "2")
+    words += ("--max-iters", "4", "--eval-interval", "0", "--trackers", "none", "--scale-lr", "none")
+    alone = python(lab_env, own.folder, "-m", "trainer.vlm", *words, "--out", tmp_path / "alone", "--save", "false")
+    lines = [json.loads(line) for line in (tmp_path / "alone/trainer_log.jsonl").read_text().splitlines()]
+    expected = {line["current_steps"]: line["loss"] for line in lines if "loss" in line}
+    assert len(expected) == 4, alone
+    done = own.run("train", "--nodes", "2", "-m", "trainer.vlm", "--", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert losses(own, own.last_run().name) == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_stop_that_saves_keeps_the_current_step(training):
     going = training.start(
         *("train", "--nodes", "2", "-m", "trainer.lm", "--", *SMALL, "--max-iters", "100000", "--save-interval", "0"),

@@ -40,6 +40,18 @@ def test_source_and_files_in_its_arguments_are_sent(here):
     assert (travel.output, travel.progress) == ("job/out", "job/out/trainer_log.jsonl")
 
 
+def test_the_vision_trainer_is_sent_with_the_folders_of_its_options(here):
+    for name in ("siglip/config.json", "pictures/1.png"):
+        (here / name).parent.mkdir()
+        (here / name).write_bytes(b"x")
+    words = ("--data", "data/one", "--vision", "siglip", "--init", "gpt2", "--image-folder", "pictures")
+    travel = pack(*words, module="trainer.vlm")
+    assert data(travel) == {"data/one/train.bin", "siglip/config.json", "gpt2/model.safetensors", "pictures/1.png"}
+    assert {"job/trainer/vlm/__main__.py", "job/trainer/lm/engine.py"} <= set(travel.texts)
+    with pytest.raises(UsageError, match="--vision clip: there is no such file or folder"):
+        pack("--data", "data/one", "--vision", "clip", module="trainer.vlm")
+
+
 def test_all_imports_of_the_source_are_sent(here):
     texts = {name: data for name, data in pack("--data", "data/one").texts.items() if name.startswith("job/trainer/")}
     nodes = (node for data in texts.values() for node in ast.walk(ast.parse(data)) if isinstance(node, ast.ImportFrom))

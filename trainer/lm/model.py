@@ -139,15 +139,14 @@ def _yarn(rope: Rope, plain: torch.Tensor, head: int, original: int) -> Tuple[to
     return plain / rope.factor * ramp + plain * (1 - ramp), factor
 
 
-Turn = Tuple[torch.Tensor, torch.Tensor]  # cos and sin: (tokens or batch x tokens, 1, head width)
+Turn = Tuple[torch.Tensor, torch.Tensor]  # cos and sin: (tokens or batch x tokens, 1, head width / 2)
 
 
 def turned(x: torch.Tensor, turn: Turn) -> torch.Tensor:
     """Rotate queries or keys, (batch, tokens, heads, head width), by their positions. Computed in fp32."""
     cos, sin = turn
     first, second = x.float().chunk(2, dim=-1)
-    half = torch.cat((-second, first), dim=-1)
-    return (x.float() * cos + half * sin).to(x.dtype)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 class Norm(nn.Module):
@@ -384,7 +383,7 @@ class Decoder(nn.Module):
             assert self.shape.rope
             parts = angles.split(self.shape.rope.sections, dim=-1)
             angles = torch.cat([part[axis] for axis, part in enumerate(parts)], dim=-1)
-        angles = torch.cat((angles, angles), dim=-1).unsqueeze(2)
+        angles = angles.unsqueeze(2)
         return angles.cos() * factor, angles.sin() * factor
 
 

@@ -77,7 +77,7 @@ class Vision(nn.Module):
     def _turn(self, positions: torch.Tensor) -> Turn:
         angle = _frequencies_on(self.shape.head, positions.device)
         angles = (positions.unsqueeze(-1).float() * angle).flatten(1)  # of the row, then of the column
-        angles = torch.cat((angles, angles), dim=-1).unsqueeze(1)
+        angles = angles.unsqueeze(1)
         return angles.cos(), angles.sin()
 
 
