@@ -176,7 +176,8 @@ def measure(model: str, block: int, samples: int) -> None:
                 took = times_of(mixed, STEPS)
             share = sum(seen) / len(seen) / block
             facts.update({
-                "way": f"{model} {way}", "text_ms": round(peer, 1), "mixed_ms": round(took, 1), "ratio": round(took / peer, 3),
+                "way": f"{model} {way}", "text_ms": round(peer, 1), "mixed_ms": round(took, 1),
+                "ratio": round(took / peer, 3),
                 "image_tokens": round(share, 3), "gb": round(torch.cuda.max_memory_allocated() / 1e9, 1),
                 "gpu": torch.cuda.get_device_name(),
             })  # fmt: skip
