@@ -288,7 +288,7 @@ def exists(path: Path) -> bool:
 PACKAGE = "trainer"
 _PARTS = ("lm", "vlm", "ds_config")  # the trainers, and the source of their DeepSpeed configuration
 _FILES = ("__init__.py", "bounds.py", "words.py")  # imported by all
-_READS = ("data", "eval_data", "init", "vision", "image_folder", "deepspeed_config")  # options whose files must exist
+_OWN_READS = ("data", "eval_data", "init", "vision", "image_folder", "deepspeed_config")  # must exist
 _OUT_DEFAULT = "out"  # their default of --out
 
 
@@ -338,7 +338,7 @@ def _refuse_missing(job: Job, configured: Mapping[str, Any], here: Path) -> None
     """Refuse an option of our trainers that names a missing folder or file."""
     if job.target not in (f"{PACKAGE}.lm", f"{PACKAGE}.vlm"):
         return
-    for option in _READS:
+    for option in _OWN_READS:
         values = last(job.options, option) or configured.get(option, ())
         for value in values if isinstance(values, (list, tuple)) else (values,):
             if not isinstance(value, str) or not value or value == "scratch" or value.startswith("/"):

@@ -4,8 +4,8 @@
 
 Parts: ``decoder`` (Llama-3-8B, forward and backward), ``finetune`` (3 B parameters on short instructions, beside
 LLaMA-Factory), ``gpt2`` (GPT-2 XL, with the optimizer), ``fp8`` (to the same validation loss), ``vision`` (padding, and
-mixed batches beside text), ``tune`` (``plan --tune``). The Python needs torch, and for peers transformers, LLaMA-Factory,
-liger-kernel and torchao: a way whose packages are missing says so. Three quarters of an hour.
+mixed batches beside text), ``tune`` (``plan --tune``). The Python needs torch, and for peers transformers,
+LLaMA-Factory, liger-kernel and torchao: a way whose packages are missing says so. Three quarters of an hour.
 """
 
 from __future__ import annotations

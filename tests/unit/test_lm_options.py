@@ -135,6 +135,8 @@ def test_help_names_the_published_sizes(capsys):
             "--vision-lr -1.0 (default), --projector-lr 0.001: --parts language freezes this part",
         ),
         (["--parts", "vision", "--lora-rank", "8", "--init", "x"], "--parts vision: --lora-rank 8 freezes all weights"),
+        (["--vision", "v"], "--vision v: a tower needs a trained language model, not --init scratch (default)"),
+        (["--vision", "v", "--init", "x", "--lora-rank", "8"], "--vision v: its new projector is no adapter of --lora"),
         (["--profile-steps", "5:2"], "--profile-steps 5:2: not FIRST:LAST, from 1, at most 100 steps"),
         (
             ["--epochs", "2", "--sampling", "with-replacement"],

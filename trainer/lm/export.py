@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import List, Optional
 
 from trainer.lm import checkpoint, lora, tokens, weights
-from trainer.lm.config import Parser
 from trainer.lm.errors import RefusedError, exit_with
+from trainer.lm.parser import Parser
 
 
 def export(

@@ -29,9 +29,9 @@ import numpy as np
 
 from trainer.bounds import COUNT, Bound
 from trainer.lm import records, tokens, workers
-from trainer.lm.config import Parser
 from trainer.lm.errors import RefusedError, exit_with
 from trainer.lm.packing import key_of
+from trainer.lm.parser import Parser
 from trainer.lm.progress import Progress
 
 FORMAT = 2  # of the journal

@@ -11,9 +11,9 @@ import torch
 
 from trainer.bounds import Bound
 from trainer.lm import checkpoint, families, lora, tokens, weights
-from trainer.lm.config import Parser
 from trainer.lm.errors import RefusedError, exit_with
 from trainer.lm.model import Decoder, Past, evaluating, fill
+from trainer.lm.parser import Parser
 
 
 def load(path: Path, base: Optional[Path] = None) -> Tuple[Decoder, tokens.Tokens]:
