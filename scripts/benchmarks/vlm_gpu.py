@@ -111,13 +111,16 @@ def times_of(step: Any, count: int) -> float:
 
 def opened(model: str, block: int, samples: int, folder: Path) -> Any:
     """Return the data of the model, packed."""
+    from trainer.lm import families
     from trainer.vlm import data, processing
 
     make_data(folder, samples, model)
     reading = data.Reading(
         model=folder, block=block, cache=folder / "tokens", template="", share=0.0, skips=False, workers=0
     )
-    return data.open_data([str(folder / "data.json")], [], reading, processing.read(folder))
+    return data.open_data(
+        [str(folder / "data.json")], [], reading, processing.of_shape(families.read_shape(folder), folder)
+    )
 
 
 def measure(model: str, block: int, samples: int) -> None:

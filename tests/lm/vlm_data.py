@@ -38,6 +38,7 @@ from trainer.lm.batch import Layout
 from trainer.lm.errors import FailedError, RefusedError
 from trainer.lm.model import fill
 from trainer.vlm import data, encoding, families, processing
+from trainer.vlm.shape import Tower
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<image>"]
 # Those of the models, without their branches for videos and tools.
@@ -83,20 +84,34 @@ def picture(width, height):
 trained = tokens.train_bpe([said() for _ in range(50)], 300).tokenizer
 trained.add_special_tokens(SPECIAL)
 numbers = {text: trained.token_to_id(text) for text in SPECIAL}
-QWEN_CONFIG = {
-    "model_type": "qwen2_5_vl",
-    "image_token_id": numbers["<|image_pad|>"],
-    "vision_config": {"patch_size": 14, "spatial_merge_size": 2, "window_size": 112},
-}
-PINPOINTS = [[28 * rows, 28 * columns] for rows in range(1, 7) for columns in range(1, 7)]
-ONEVISION_CONFIG = {
-    "model_type": "llava_onevision",
-    "image_token_index": numbers["<image>"],
-    "image_grid_pinpoints": PINPOINTS,
-    "vision_config": {"patch_size": 4, "image_size": 30},
-}
-for each in PINPOINTS:
-    each[:] = [side // 28 * 30 for side in each]
+PINPOINTS = [[30 * rows, 30 * columns] for rows in range(1, 7) for columns in range(1, 7)]
+
+
+def config_of(case, tower, **more):
+    """The configuration of a tiny model that sees images of these sizes."""
+    family, config = copy.deepcopy(CASES[case])
+    config["text_config"].update(vocab_size=320, max_position_embeddings=2048)
+    config["vision_config"].update(tower)
+    return {"model_type": family, **config, **more}
+
+
+starts = {"vision_start_token_id": numbers["<|vision_start|>"], "vision_end_token_id": numbers["<|vision_end|>"]}
+QWEN_CONFIG = config_of(
+    "qwen2.5-vl", {"patch_size": 14, "window_size": 112}, **starts, image_token_id=numbers["<|image_pad|>"]
+)
+ONEVISION_CONFIG = config_of(
+    "siglip and qwen2",
+    {"patch_size": 4, "image_size": 30},
+    image_token_index=numbers["<image>"],
+    image_grid_pinpoints=PINPOINTS,
+)
+
+
+def seen_by(model):
+    """How the model in a folder sees images."""
+    return processing.of_shape(families.read_shape(model), model)
+
+
 qwen_pil = Qwen2VLImageProcessorPil(min_pixels=56 * 56, max_pixels=200 * 200)
 onevision_pil = LlavaOnevisionImageProcessorPil(
     size={"height": 30, "width": 30},
@@ -255,7 +270,7 @@ opened = {}
 unit = {"qwen": 4, "onevision": 1}
 ended = {"qwen": "%s<|im_end|>\n", "onevision": "\n%s"}
 for name in ("qwen", "onevision"):
-    seen = processing.read(folder / name)
+    seen = seen_by(folder / name)
     reading = data.Reading(model=folder / name, block=1024, cache=folder / "cache", share=0.1)
     opened[name] = data.open_data([str(folder / "mixed.json")], [], reading, seen)
 qwen = Theirs(Qwen2_5_VLProcessor, qwen_pil)
@@ -265,17 +280,9 @@ onevision = Theirs(LlavaOnevisionProcessor, onevision_pil, **options)
 compared("onevision", onevision, ONEVISION, onevision_images, None)
 
 
-def tiny(case, name):
+def tiny(config, name):
     """A model of transformers that sees images as the opened data does, and ours with its weights."""
-    family, config = copy.deepcopy(CASES[case])
-    config["text_config"].update(vocab_size=320, max_position_embeddings=2048)
-    if name == "qwen":
-        config["vision_config"].update(patch_size=14, window_size=112)
-        starts = {"vision_start_token_id": "<|vision_start|>", "vision_end_token_id": "<|vision_end|>"}
-        config.update({key: numbers[text] for key, text in starts.items()}, image_token_id=numbers["<|image_pad|>"])
-    else:
-        config["vision_config"].update(patch_size=4, image_size=30)
-        config.update(image_token_index=numbers["<image>"], image_grid_pinpoints=onevision_pil.image_grid_pinpoints)
+    family, config = config["model_type"], {key: value for key, value in config.items() if key != "model_type"}
     torch.manual_seed(0)
     theirs = AutoModelForImageTextToText.from_config(AutoConfig.for_model(family, **config)).float().eval()
     with torch.no_grad():
@@ -289,9 +296,9 @@ def tiny(case, name):
 
 
 @torch.no_grad()
-def losses(name, case, processor, template):
+def losses(name, config, processor, template):
     """From files to the loss: packed rows through our model beside single samples through transformers."""
-    theirs, ours = tiny(case, name)
+    theirs, ours = tiny(config, name)
     source = opened[name].packed(1)
     apart = images = 0
     for step in range(2):
@@ -314,8 +321,9 @@ def losses(name, case, processor, template):
     tell("losses " + name, apart=apart, images=images)
 
 
-losses("qwen", "qwen2.5-vl", qwen, QWEN)
-losses("onevision", "siglip and qwen2", onevision, ONEVISION)
+losses("qwen", QWEN_CONFIG, qwen, QWEN)
+few = {"image_grid_pinpoints": onevision_pil.image_grid_pinpoints}  # those with at most nine tiles
+losses("onevision", {**ONEVISION_CONFIG, **few}, onevision, ONEVISION)
 
 
 # The same conversation in every format
@@ -358,7 +366,7 @@ def written(name, records):
 
 def opened_alone(records, name="records", **options):
     options = {"model": folder / "qwen", "block": 256, "cache": folder / "cache", **options}
-    return data.open_data([written(name, records)], [], data.Reading(**options), processing.read(folder / "qwen"))
+    return data.open_data([written(name, records)], [], data.Reading(**options), seen_by(folder / "qwen"))
 
 
 same = {}
@@ -372,15 +380,14 @@ tell("folder", same=moved.packed(0).batch(Layout(0, 1, 1, 1), 0, 0).tokens.tolis
 shutil.copytree(folder / "pictures", folder / "moved/pictures")
 shutil.copy(folder / "llava.jsonl", folder / "moved/llava.jsonl")
 reading = data.Reading(model=folder / "qwen", block=256, cache=folder / "cache")
-elsewhere = data.open_data([str(folder / "moved/llava.jsonl")], [], reading, processing.read(folder / "qwen"))
+elsewhere = data.open_data([str(folder / "moved/llava.jsonl")], [], reading, seen_by(folder / "qwen"))
 known = opened_alone([FORMATS["llava"]], "llava").identity()
 tell("moved", same=elsewhere.identity() == known, root=str(elsewhere.train[0].source.root.name))
 
 # A tower that is put behind a decoder: the decoder's template takes texts, and its tokenizer gets the image token
 tower = folder / "tower"
 tower.mkdir()
-vision = {"image_size": 30, "patch_size": 4}
-(tower / "config.json").write_text(json.dumps({"model_type": "siglip", "vision_config": vision}))
+described = Tower(patch=4, side=30)
 (tower / "preprocessor_config.json").write_text(json.dumps({"image_mean": [0.5] * 3, "image_std": [0.5] * 3}))
 decoder = folder / "decoder"
 decoder.mkdir()
@@ -388,7 +395,7 @@ plain = tokens.train_bpe([said() for _ in range(50)], 300).tokenizer
 plain.add_special_tokens(["<|im_start|>", "<|im_end|>"])
 plain.save(str(decoder / "tokenizer.json"))
 reading = data.Reading(model=decoder, block=512, cache=folder / "cache", template="chatml")
-composed = data.open_data([written("composed", [FORMATS["llava"]])], [], reading, processing.of_tower(tower))
+composed = data.open_data([written("composed", [FORMATS["llava"]])], [], reading, processing.of_tower(described, tower))
 batch = composed.packed(0).batch(Layout(0, 1, 1, 1), 0, 0)
 text = plain.decode([each for each in batch.tokens[0].tolist() if 0 < each < composed.processing.token], False)
 images = int((batch.tokens == composed.processing.token).sum())
@@ -397,7 +404,7 @@ tell("composed", text=text, token=number, images=images, of_images=composed.capa
 
 # The image token that a tokenizer has, the next number, and a number that it has not
 pads = trained.to_str(), plain.to_str()
-whole = processing.of_tower(tower)
+whole = processing.of_tower(described, tower)
 found = {"own": encoding.with_token(pads[0], whole), "next": encoding.with_token(pads[1], whole)}
 again = encoding.with_token(found["next"][0], replace(whole, token=plain.get_vocab_size()))[2]
 try:

@@ -26,8 +26,8 @@ from trainer.lm.shape import Shape
 from trainer.lm.sources import Data
 from trainer.lm.tokens import Tokens
 from trainer.vlm import data as pictures
-from trainer.vlm import processing as images
 from trainer.vlm.compose import Composed, compose
+from trainer.vlm.processing import of_shape
 from trainer.vlm.shape import VlmShape
 
 RESUME = "CLUSTERCTL_CHECKPOINT"  # set by clusterctl's agent for a resumed run
@@ -218,20 +218,19 @@ def open_data(config: Config, source: Source) -> Data:
         RefusedError: the data or the model's tokenizer cannot be read, or do not match.
     """
     shape = source.shape or families.named(config.model)
-    sees = isinstance(shape, VlmShape)
-    if not sees:
+    if not isinstance(shape, VlmShape):
         _check_blind(config)
-    if not sources.are_chats(config.data):
-        if sees:
-            what = "--data %s: a vision-language model trains on conversations, not on shards" % config.data[0]
-            raise RefusedError(what, "see docs/vision.md for the formats of data")
+        if sources.are_chats(config.data):
+            return sources.open_chats(config, tokenizer_of(config, source))
         return sources.open_shards(config)
+    if not sources.are_chats(config.data):
+        what = "--data %s: a vision-language model trains on conversations, not on shards" % config.data[0]
+        raise RefusedError(what, "see docs/vision.md for the formats of data")
     model = tokenizer_of(config, source)
-    if not sees:
-        return sources.open_chats(config, model)
-    processing = (
-        source.composed.processing if source.composed else images.read(model, config.max_pixels, config.max_tiles)
-    )
+    if source.composed:
+        processing = source.composed.processing
+    else:
+        processing = of_shape(shape, model, config.max_pixels, config.max_tiles)
     return pictures.open_pictures(config, model, processing)
 
 

@@ -22,15 +22,6 @@ from trainer.vlm.encoding import with_token
 from trainer.vlm.processing import PREPROCESSOR, PROCESSOR, TILES, Processing, of_tower
 from trainer.vlm.shape import VlmShape
 
-_MOST_TILES = 6  # in one direction
-_COLOURS = {  # the defaults of transformers
-    "siglip": {"image_mean": [0.5] * 3, "image_std": [0.5] * 3},
-    "clip": {
-        "image_mean": [0.48145466, 0.4578275, 0.40821073],
-        "image_std": [0.26862954, 0.26130258, 0.27577711],
-    },
-}
-
 
 @dataclass(frozen=True)
 class Composed:
@@ -65,7 +56,7 @@ class Composed:
             RefusedError: one of them cannot be read.
         """
         found = weights.read_kept(self.text)
-        images = _preprocessor(self.shape, weights.read_kept(self.vision).get(PREPROCESSOR, b"{}"))
+        images = _preprocessor(self.shape, self.processing)
         processor = {
             "processor_class": "LlavaOnevisionProcessor",
             "image_token": self.processing.token_text,
@@ -102,15 +93,14 @@ def compose(vision: Path, text: Path, image_token: str = "", tiles: int = TILES)
     tower = families.tower_of({"model_type": "", **texts.read_config(vision)}, path)
     if tower.has_class_token:
         tower = replace(tower, n_layer=families.layers_used(-2, tower.n_layer, path))
-    side, counts = tower.side, range(1, _MOST_TILES + 1)
-    pinpoints = tuple((side * high, side * wide) for high in counts for wide in counts if high * wide <= tiles)
     shape = families.with_tower(text_shape, "llava_onevision", tower)
-    unknown = replace(of_tower(vision, tiles), token_text=image_token)
+    unknown = replace(of_tower(tower, vision, tiles), token_text=image_token)
     tokenizer, token, processing = with_token(tokenizer_of(text), unknown)
     if processing.token >= text_shape.vocab_size:
         what = "the new token %s would be number %d, but %s has %d tokens"
         fix = "--image-token TOKEN, a token of its tokenizer.json that no text has"
         raise RefusedError(what % (token, processing.token, text, text_shape.vocab_size), fix)
+    pinpoints = tuple((rows * tower.side, columns * tower.side) for rows, columns in processing.grids)
     shape = replace(shape, image_token=processing.token, pinpoints=pinpoints, tiles=tiles)
     return Composed(vision, text, text_shape, shape, tokenizer, replace(unknown, token_text=token))
 
@@ -129,17 +119,8 @@ def _new_weights(shape: VlmShape, seed: int, device: torch.device) -> Iterator[N
         yield name, torch.empty(size, device=device).normal_(0.0, spread, generator=generator)
 
 
-def _preprocessor(shape: VlmShape, content: bytes) -> Dict[str, Any]:
-    """Return how transformers makes tiles of an image: with the colours of the tower's own file."""
-    tower = shape.tower
-    try:
-        of_tower = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        what = "%s of the vision tower cannot be read: %s" % (PREPROCESSOR, error)
-        raise RefusedError(what, "restore the file that came with the model") from error
-    if not isinstance(of_tower, dict):
-        raise RefusedError("%s of the vision tower is not a JSON object" % PREPROCESSOR, "restore the file")
-    colours = {name: of_tower.get(name, default) for name, default in _COLOURS[tower.kind].items()}
+def _preprocessor(shape: VlmShape, processing: Processing) -> Dict[str, Any]:
+    """Return how transformers makes tiles of an image, with the colours of the tower's own file."""
     return {
         "image_processor_type": "LlavaOnevisionImageProcessor",
         "processor_class": "LlavaOnevisionProcessor",
@@ -149,8 +130,9 @@ def _preprocessor(shape: VlmShape, content: bytes) -> Dict[str, Any]:
         "do_resize": True,
         "do_pad": True,
         "rescale_factor": 1 / 255,
-        "resample": 3,
-        "size": {"height": tower.side, "width": tower.side},
+        "resample": processing.resample,
+        "size": {"height": shape.tower.side, "width": shape.tower.side},
         "image_grid_pinpoints": [list(each) for each in shape.pinpoints],
-        **colours,
+        "image_mean": list(processing.mean),
+        "image_std": list(processing.std),
     }

@@ -1,6 +1,6 @@
 """How a model sees images: sizes of patches, tiles and windows, the colours' mean, and the token of an image.
 
-All of it is in the model's ``config.json`` and ``preprocessor_config.json``.
+The model's shape has the sizes, and its ``preprocessor_config.json`` the rest.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 from trainer.lm.errors import RefusedError
+from trainer.vlm.shape import KINDS, Tower, VlmShape
 
-CONFIG = "config.json"
 PREPROCESSOR = "preprocessor_config.json"
 PROCESSOR = "processor_config.json"  # transformers 5 writes this instead, with the same fields under image_processor
 JSON = 16 << 20  # bytes of such a file, at most
@@ -21,11 +21,9 @@ SIDE = 1 << 14  # pixels of a side of a tile, at most
 TILES = 9  # of an image, beside the whole image: transformers shrinks the features of more
 MIN_PIXELS = 56 * 56
 MAX_PIXELS = 28 * 28 * 1280
-QWEN = "qwen2_5_vl"
-ONEVISION = "llava_onevision"
+ONEVISION, QWEN = KINDS
 IMAGE = "<image>"  # LLaVA's image token
 IMAGE_PAD = "<|image_pad|>"  # Qwen's
-TOWERS = ("siglip", "siglip_vision_model", "clip", "clip_vision_model")
 BICUBIC = 3  # Pillow's number
 Colours = Tuple[Tuple[float, ...], Tuple[float, ...]]
 # Mean and deviation that transformers assumes: CLIP's also for Qwen2.5-VL and LLaVA-OneVision.
@@ -83,43 +81,37 @@ class Processing:
         return self.kind == QWEN
 
 
-def read(folder: Path, max_pixels: int = 0, tiles: int = TILES) -> Processing:
-    """Read the processing of a vision-language model's folder.
+def of_shape(shape: VlmShape, folder: Path, max_pixels: int = 0, tiles: int = TILES) -> Processing:
+    """Return the processing of a vision-language model.
 
     Args:
-        folder: with ``config.json`` and ``preprocessor_config.json``.
+        shape: of the model.
+        folder: with ``preprocessor_config.json``.
         max_pixels: of an image of Qwen2.5-VL, fewer than the model's; 0: the model's.
         tiles: of an image of LLaVA-OneVision, at most.
 
     Raises:
-        RefusedError: a file or a field is missing or wrong, or the kind of model is unknown.
+        RefusedError: a file or a field is missing or wrong, or the limits leave no size.
     """
-    config = _Fields.of(folder / CONFIG)
-    kind = config.values.get("model_type")
-    if kind == QWEN:
-        return _qwen(config, _preprocessor(folder), max_pixels)
-    if kind == ONEVISION:
-        vision = config.part("vision_config")
-        token = config.whole("image_token_id" if "image_token_id" in config.values else "image_token_index", 0)
-        found = _tiled(vision, _preprocessor(folder), token, tiles)
-        grids = _pinpoints(config, found.tile, tiles)
-        return replace(found, grids=grids)
-    what = "%s: the model_type is %r, and trainer.vlm trains %s and %s" % (folder / CONFIG, kind, QWEN, ONEVISION)
-    raise RefusedError(what, "see docs/training.md for the models")
+    fields = _preprocessor(folder)
+    if shape.kind == QWEN:
+        return _qwen(shape, fields, max_pixels)
+    found = replace(_tiled(shape.tower, fields, tiles), token=shape.image_token)
+    sizes = [(height // found.tile, width // found.tile) for height, width in shape.pinpoints]
+    grids = tuple(grid for grid in sizes if grid[0] * grid[1] <= tiles)
+    if not grids:
+        what = "%s: image_grid_pinpoints has no size with at most %d tiles" % (folder, tiles)
+        raise RefusedError(what, "use a larger --max-tiles")
+    return replace(found, grids=grids)
 
 
-def of_tower(folder: Path, tiles: int = TILES) -> Processing:
-    """Read the processing of a tower of SigLIP or CLIP that a decoder is put behind. It sees LLaVA-OneVision's tiles.
+def of_tower(tower: Tower, folder: Path, tiles: int = TILES) -> Processing:
+    """Return the processing of a tower that a decoder is put behind. It sees LLaVA-OneVision's tiles.
 
     Raises:
-        RefusedError: see ``read``.
+        RefusedError: see ``of_shape``.
     """
-    config = _Fields.of(folder / CONFIG)
-    kind = config.values.get("model_type")
-    if kind not in TOWERS:
-        raise RefusedError("%s: the model_type is %r, not one of %s" % (folder / CONFIG, kind, ", ".join(TOWERS)))
-    vision = config.part("vision_config") if "vision_config" in config.values else config
-    return _tiled(vision, _preprocessor(folder), -1, tiles, SIGLIP if str(kind).startswith("siglip") else CLIP)
+    return _tiled(tower, _preprocessor(folder), tiles, SIGLIP if tower.kind == "siglip" else CLIP)
 
 
 @dataclass(frozen=True)
@@ -180,10 +172,8 @@ def _common(fields: _Fields, colours: Colours = CLIP) -> Dict[str, Any]:
     }
 
 
-def _qwen(config: _Fields, fields: _Fields, max_pixels: int) -> Processing:
-    vision = config.part("vision_config")
-    patch, merge = vision.whole("patch_size", 1, SIDE, 14), vision.whole("spatial_merge_size", 1, 64, 2)
-    window = vision.whole("window_size", patch * merge, SIDE, 112)
+def _qwen(shape: VlmShape, fields: _Fields, max_pixels: int) -> Processing:
+    tower = shape.tower
     size = fields.part("size") if isinstance(fields.values.get("size"), dict) else fields
     limits = []
     for older, newer, default in (
@@ -193,35 +183,15 @@ def _qwen(config: _Fields, fields: _Fields, max_pixels: int) -> Processing:
         source, name = (fields, older) if fields.values.get(older) is not None else (size, newer)
         limits.append(source.whole(name if name in source.values else older, 1, default=default))
     least, most = limits[0], min(limits[1], max_pixels or limits[1])
-    if most < max(least, (patch * merge) ** 2):
+    if most < max(least, (tower.patch * tower.merge) ** 2):
         what = "images of Qwen2.5-VL have at least %d pixels, but at most %d are allowed"
-        raise RefusedError(what % (max(least, (patch * merge) ** 2), most), "use a larger --max-pixels")
-    token = config.whole("image_token_id", 0)
-    found = Processing(QWEN, patch, token=token, merge=merge, window=window, **_common(fields))
-    return replace(found, min_pixels=least, max_pixels=most)
+        raise RefusedError(what % (max(least, (tower.patch * tower.merge) ** 2), most), "use a larger --max-pixels")
+    found = Processing(QWEN, tower.patch, token=shape.image_token, **_common(fields))
+    return replace(found, merge=tower.merge, window=tower.window, min_pixels=least, max_pixels=most)
 
 
-def _tiled(vision: _Fields, fields: _Fields, token: int, tiles: int, colours: Colours = CLIP) -> Processing:
-    tile = vision.whole("image_size", 1, SIDE)
-    patch = vision.whole("patch_size", 1, tile)
+def _tiled(tower: Tower, fields: _Fields, tiles: int, colours: Colours = CLIP) -> Processing:
+    if tower.side > SIDE:
+        raise RefusedError("tiles of %d pixels: more than %d" % (tower.side, SIDE), "use another model")
     grids = tuple((rows, columns) for rows in range(1, 7) for columns in range(1, 7) if rows * columns <= tiles)
-    return Processing(ONEVISION, patch, token=token, tile=tile, grids=grids, **_common(fields, colours))
-
-
-def _pinpoints(config: _Fields, tile: int, tiles: int) -> Tuple[Tuple[int, int], ...]:
-    listed = config.values.get("image_grid_pinpoints")
-    grids: List[Tuple[int, int]] = []
-    if not isinstance(listed, list) or len(listed) > 4096:
-        raise RefusedError("%s: the field 'image_grid_pinpoints' is not a list of sizes" % config.where)
-    for each in listed:
-        sides = each if isinstance(each, list) and len(each) == 2 else [0, 0]
-        if not all(isinstance(side, int) and 0 < side <= SIDE and side % tile == 0 for side in sides):
-            what = "%s: image_grid_pinpoints has %s, not a height and a width that are multiples of %d"
-            raise RefusedError(what % (config.where, str(each)[:40], tile))
-        grid = (sides[0] // tile, sides[1] // tile)
-        if grid[0] * grid[1] <= tiles:
-            grids.append(grid)
-    if not grids:
-        what = "%s: image_grid_pinpoints has no size with at most %d tiles" % (config.where, tiles)
-        raise RefusedError(what, "use a larger --max-tiles")
-    return tuple(grids)
+    return Processing(ONEVISION, tower.patch, token=-1, tile=tower.side, grids=grids, **_common(fields, colours))
