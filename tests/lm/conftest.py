@@ -1,5 +1,6 @@
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -19,11 +20,11 @@ def forks(lab_env):
 
 
 @pytest.fixture(scope="session")
-def gpt(forks, tmp_path_factory):
-    """Runs the trainer's programs with the rehearsal environment's Python; has two small data sets."""
+def data_sets(forks, tmp_path_factory):
+    """A folder with two small data sets."""
     from trainings import Trainings
 
-    folder = tmp_path_factory.mktemp("gpt")
+    folder = tmp_path_factory.mktemp("data")
     drawn = random.Random(0)
     for name, known in (
         ("first", "the king and queen said that they would not go to sea again"),
@@ -37,7 +38,17 @@ def gpt(forks, tmp_path_factory):
     made.program("prepare", "both.txt", "--out", "both")
     for name in ("first", "second"):
         made.program("prepare", f"{name}.txt", "--out", name, "--vocabulary", "both")
-    return made
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gpt(forks, data_sets, tmp_path_factory):
+    """Runs the trainer's programs with the rehearsal environment's Python, in a new folder with the data sets."""
+    from trainings import Trainings
+
+    folder = tmp_path_factory.mktemp("gpt")
+    shutil.copytree(data_sets, folder, dirs_exist_ok=True)
+    return Trainings(forks, folder)
 
 
 @pytest.fixture(scope="module")
