@@ -21,7 +21,7 @@ FILE = re.compile(r"# (\S+\.yaml)\n")  # the first line of a block that is a fil
 NEED_MORE = {"--quantize nf4": "bitsandbytes", "--fp8": "fp8 needs a GPU"}
 REPLACED = {
     "model": lambda value: f"sizes/{value}" if value in PUBLISHED else value,
-    "block_size": lambda value: min(int(value), 64),
+    "block_size": lambda value: min(int(value), 128),
     "batch_size": lambda _: 2,
     "global_batch": lambda _: 16,
     "accumulation": lambda _: 2,
@@ -65,7 +65,7 @@ def files(page):
     for block in blocks((ROOT / page).read_text(encoding="utf-8")):
         named = FILE.match(block)
         if named:
-            options = {"block_size": 64, **yaml.safe_load(block)}
+            options = {"block_size": 128, **yaml.safe_load(block)}
             found[named[1]] = yaml.safe_dump({key: _replaced(key, value) for key, value in options.items()})
     return found
 
@@ -92,7 +92,7 @@ def smaller(argv, program):
     if not {"--model", "--init", "--resume", "--config", "--n-layer"}.intersection(found):
         found += ["--n-layer", "2", "--n-head", "2", "--n-embd", "32"]
     if not {"--resume", "--config"}.intersection(found):
-        found += [] if "--block-size" in found else ["--block-size", "64"]
+        found += [] if "--block-size" in found else ["--block-size", "128"]
         found += [] if "--batch-size" in found else ["--batch-size", "2"]
         found += [] if {"--max-iters", "--epochs"}.intersection(found) else ["--max-iters", "2"]
         found += [] if "--eval-iters" in found else ["--eval-iters", "2"]

@@ -13,16 +13,31 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+)
+from vlm_models_cases import MROPE, QWEN_TOWER, TOWER
 
 TEXT = "Once upon a time the king and queen said that they would not go to sea again"
 WORDS = TEXT.split()
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+PARTS = """{% for message in messages %}<|im_start|>{{ message['role'] }}
+{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}
+{%- if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}
+{%- endfor %}{% endif %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 8192,
@@ -67,6 +82,47 @@ def write_model(folder):
         (folder / "chat_template.jinja").write_text(TEMPLATE)
 
 
+def write_vision_language_model(folder):
+    """A random Qwen2.5-VL."""
+    folder.mkdir(parents=True)
+    size = write_vocabulary(folder)
+    numbers = {"vision_start_token_id": 3, "image_token_id": 4, "vision_end_token_id": 5, "video_token_id": size - 1}
+    text = {**SIZES, "vocab_size": size, "rope_scaling": MROPE}
+    tower = {**QWEN_TOWER, "out_hidden_size": SIZES["hidden_size"]}
+    torch.manual_seed(0)
+    config = Qwen2_5_VLConfig(**numbers, vision_config=tower, text_config=text)
+    Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
+    (folder / "chat_template.jinja").write_text(PARTS)
+    write_preprocessor(folder, {"min_pixels": 28 * 28, "max_pixels": 70 * 70})
+
+
+def write_tower(folder):
+    """A random SigLIP."""
+    torch.manual_seed(0)
+    SiglipVisionModel(SiglipVisionConfig(**TOWER)).save_pretrained(folder)
+    write_preprocessor(folder, {})
+
+
+def write_preprocessor(folder, more):
+    colours = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps({**colours, **more}))
+
+
+def write_pictured(path):
+    """Conversations of which most have an image beside them."""
+    pictures = path.parent / "pictures"
+    pictures.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (28, 28), "red").save(pictures / "red.png")
+    rows = []
+    for number in range(40):
+        row = conversation()
+        if number % 4:
+            row["messages"][0]["content"] = "<image>" + row["messages"][0]["content"]
+            row["images"] = ["pictures/red.png"]
+        rows.append(json.dumps(row))
+    path.write_text("\n".join(rows))
+
+
 FAMILIES = {"gpt2": "gpt2", "qwen2": "qwen2", "qwen3": "qwen3", "llama": "llama"}
 
 
@@ -80,8 +136,16 @@ def write(path):
         path.write_bytes(gzip.compress("\n".join(json.dumps({"text": text}) for text in sentences(300)).encode()))
     elif kind == ".parquet":
         pq.write_table(pa.table({"text": sentences(300)}), path)
+    elif path.name in ("mixed.jsonl", "captions.jsonl"):
+        write_pictured(path)
+    elif path.name == "chats":
+        write_pictured(path / "data.jsonl")
     elif kind == ".jsonl":
         path.write_text("\n".join(json.dumps(conversation()) for _ in range(40)))
+    elif "VL" in path.name:
+        write_vision_language_model(path)
+    elif path.name == "siglip":
+        write_tower(path)
     else:
         write_model(path)
 
