@@ -47,7 +47,7 @@ Tab and arrow keys scroll the panes   ?  this help
 
 GPUS has a sign for the use of each GPU. USE, MEM and TEMP are ranges over
 the GPUs of a node, POWER is their sum. Agents take a sample every 10 s.
-A log line (x N) stands for N lines that differ only in their numbers.
+A log line with (x N) stands for N lines that differ only in their numbers.
 Times are UTC."""
 
 
@@ -241,7 +241,9 @@ class Monitor(App[None]):
         panes["speed"].display = width >= 60
         panes["events"].display = width >= WIDE or self._events
         panes["log"].display = width >= WIDE or not self._events
-        panes["head"].put(head_lines(view, width))
+        head = head_lines(view, width)
+        panes["head"].styles.height = len(head)
+        panes["head"].put(head)
         panes["nodes"].put(rows)
         for name, lines in (("loss", loss_plot), ("speed", speed_plot)):
             panes[name].put(lines(view, *panes[name].size))

@@ -190,19 +190,21 @@ class Watched:
         reporter, head = run.reporter, run.head
         self.reporter = reporter.node
         last = self._points[-1] if self._points else None
-        began, pace = head.number("began"), pace_of(reporter.samples)
+        began, pace = head.number("began"), self._pace() or pace_of(reporter.samples)
+        step = last.step if last and run.live else reporter.number("step")
+        total = reporter.number("total")
         return View(
             run=short(run.id),
             now=now,
             state=run.state,
             phase=short(str(head.fields.get("phase") or "")),
-            step=reporter.number("step"),
-            total=reporter.number("total"),
+            step=step,
+            total=total,
             loss=_last(self._points, "loss") if last else reporter.number("loss"),
             lr=_last(self._points, "lr"),
             tokens=_last(self._points, "tokens"),
-            pace=(_last(self._points, "ms") or 0) / 1000 or pace,
-            left=run.left(),
+            pace=pace,
+            left=max(0.0, total - step) * pace if run.live and total and step is not None and pace else None,
             age=None if began is None else max(0.0, (now if run.live else head.number("time") or now) - began),
             attempt=head.number("attempt"),
             attempts=head.number("attempts"),
@@ -214,6 +216,10 @@ class Watched:
             lines=tuple(sorted(self._lines, key=lambda line: line.time)),
             ranks=tuple(sorted(self._ranks)),
         )
+
+    def _pace(self) -> float | None:
+        """Seconds per step over the last points; the agent's samples have a step every ten seconds only."""
+        return pace_of([vars(point) for point in self._points[-SAMPLES:]])
 
     def _all(self) -> list[_Known]:
         return sorted(self._nodes.values(), key=lambda known: (known.part.rank, known.part.node))

@@ -20,7 +20,7 @@ _LEAST = ("LOAD", "DISK FREE", "SAMPLE", "PHASE", "RANK", "RSS", "RECEIVED", "SE
 
 
 def head_lines(view: View, width: int) -> list[Line]:
-    """Two lines: the run and its state; its numbers."""
+    """The run and its state; its numbers; and why it failed."""
     phase = f", {view.phase}" if view.live and view.phase and view.phase != view.state else ""
     counts = [f"{len(view.nodes)} node{'s' if len(view.nodes) != 1 else ''}"]
     gpus = sum(len(node.gpus) for node in view.nodes)
@@ -31,24 +31,29 @@ def head_lines(view: View, width: int) -> list[Line]:
     age = f"{'for' if view.live else 'took'} {duration(view.age)}" if view.age is not None else ""
     first = "  ".join(part for part in (view.run, f"{view.state}{phase}", *counts, tries, age) if part)
     style: Style = "red" if view.state in _BAD else "green" if view.state == "finished" else "bold"
-    return [Line(first[:width], style, None), Line(_numbers(view)[:width], "", None)]
+    why = [Line(f"why: {view.why}"[:width], "red", None)] if view.why else []
+    return [Line(first[:width], style, None), Line(_numbers(view, width), "", None), *why]
 
 
-def _numbers(view: View) -> str:
-    if view.why:
-        return f"why: {view.why}"
+def _numbers(view: View, width: int) -> str:
+    """The numbers of the training, as many as fit, the most important first."""
     step = "" if view.step is None else f"step {view.step:.0f}" + (f"/{view.total:.0f}" if view.total else "")
-    percent = f"{100 * min(1.0, view.step / view.total):.0f} %" if view.step is not None and view.total else ""
+    percent = f" ({100 * min(1.0, view.step / view.total):.0f} %)" if view.step is not None and view.total else ""
     parts = (
-        f"{step} ({percent})" if percent else step,
+        step + percent,
         "" if view.loss is None else f"loss {view.loss:.4g}",
-        "" if view.lr is None else f"lr {view.lr:.3g}",
-        "" if view.tokens is None else f"{view.tokens:,.0f} tokens/s",
-        f"{duration(view.pace)} a step" if view.pace and view.pace >= 1 else "",
-        f"{view.pace * 1000:.3g} ms a step" if view.pace and view.pace < 1 else "",
         "" if view.left is None else f"{duration(view.left)} left",
+        "" if view.tokens is None else f"{view.tokens:,.0f} tokens/s",
+        "" if view.lr is None else f"lr {view.lr:.3g}",
+        f"{view.pace:.3g} s/step" if view.pace and view.pace >= 1 else "",
+        f"{view.pace * 1000:.3g} ms/step" if view.pace and view.pace < 1 else "",
     )
-    return "  ".join(part for part in parts if part) or "no step yet"
+    text = ""
+    for part in filter(None, parts):
+        if text and len(text) + 2 + len(part) > width:
+            break
+        text += f"{'  ' if text else ''}{part}"
+    return (text or "no step yet")[:width]
 
 
 # --- nodes and GPUs ------------------------------------------------------------------------------
@@ -218,11 +223,15 @@ def _plot(points: Sequence[tuple[int, float]], width: int, height: int) -> list[
     grid, broken = _dots(bins, low, high, rows)
     lines = []
     for row, signs in enumerate(grid):
-        label = f"{high:.4g}" if row == 0 else f"{low:.4g}" if row == len(grid) - 1 else ""
+        label = _label(high) if row == 0 else _label(low) if row == len(grid) - 1 else ""
         text = "".join("x" if row == len(grid) - 1 and at in broken else chr(sign) for at, sign in enumerate(signs))
         lines.append(Line(f"{label:>{_AXIS - 1}} {text}", "", None))
     axis = f"{first}{f'step {last}':>{max(1, width - _AXIS - len(str(first)))}}"
     return [*lines, Line(" " * _AXIS + axis, "dim", None)]
+
+
+def _label(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 def _dots(bins: Sequence[Sequence[float]], low: float, high: float, rows: int) -> tuple[list[list[int]], set[int]]:
@@ -259,8 +268,8 @@ def log_lines(view: View, rank: int | None = None, search: str = "") -> list[Lin
     lines = []
     for line, count in folded(chosen):
         source = line.node if line.rank is None else f"{line.node}/{line.rank}"
-        more = f"  (x {count})" if count > 1 else ""
-        text = f"{time_of(line)} {source} {line.text}{more}".lstrip()
+        more = f"(x {count}) " if count > 1 else ""  # in front: a narrow terminal cuts the end
+        text = f"{time_of(line)} {source} {more}{line.text}".lstrip()
         lines.append(Line(text, "red" if "Error" in line.text else "", None))
     return lines
 

@@ -202,7 +202,7 @@ def test_repeats_are_folded_with_their_number(recorded):
     refresh(watched, head)
     lines = folded(watched.view(0).lines)
     assert (lines[-1][0].text, lines[-1][1]) == ("warning 4", 5)
-    assert log_lines(watched.view(0))[-1].text == "02:00:04 gpunode0/1 warning 4  (x 5)"
+    assert log_lines(watched.view(0))[-1].text == "02:00:04 gpunode0/1 (x 5) warning 4"
     assert [line.text for line in log_lines(watched.view(0), 1, "WARNING 3")] == ["02:00:03 gpunode0/1 warning 3"]
 
 
