@@ -88,7 +88,10 @@ class Happening:
 
 @dataclass(frozen=True)
 class View:
-    """What the screen shows. ``now`` are epoch seconds; ``left`` and ``age`` are seconds."""
+    """What the screen shows.
+
+    ``now`` are epoch seconds; ``left`` and ``age`` are seconds; ``missing`` are nodes of the run that did not report.
+    """
 
     run: str
     now: float
@@ -105,6 +108,7 @@ class View:
     attempt: float | None = None
     attempts: float | None = None
     live: bool = False
+    missing: int = 0
     why: str = ""
     nodes: tuple[NodeView, ...] = ()
     points: tuple[Point, ...] = ()
@@ -209,6 +213,7 @@ class Watched:
             attempt=head.number("attempt"),
             attempts=head.number("attempts"),
             live=run.live,
+            missing=run.missing,
             why=_why(run),
             nodes=tuple(_node(known, now) for known in self._all()),
             points=tuple(self._points),

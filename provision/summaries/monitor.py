@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise, repeat
 from statistics import fmean
 
-from provision.output_text import Line, Style, duration, size, span
+from provision.output_text import Line, Style, duration, fold_equal, size, span
 from provision.run.view import Gpu, NodeView, Point, View, folded, time_of
 from provision.summaries.metrics import SIGNS
 
@@ -27,6 +27,7 @@ def head_lines(view: View, width: int) -> list[Line]:
     counts += [f"{gpus} GPU{'s' if gpus != 1 else ''}"] if gpus else []
     silent = sum(bool(node.silent) for node in view.nodes)
     counts += [f"{silent} without an answer"] if silent else []
+    counts += [f"{view.missing} not found"] if view.missing else []
     tries = f"attempt {view.attempt:.0f} of {view.attempts:.0f}" if (view.attempts or 1) > 1 and view.attempt else ""
     age = f"{'for' if view.live else 'took'} {duration(view.age)}" if view.age is not None else ""
     first = "  ".join(part for part in (view.run, f"{view.state}{phase}", *counts, tries, age) if part)
@@ -65,10 +66,13 @@ def node_lines(view: View, width: int, height: int) -> list[Line]:
     rows[0] += ["RECEIVED", "LOAD", "DISK FREE", "SAMPLE"]
     rows += [_node_row(node) for node in view.nodes]
     styles: list[Style] = ["red" if node.state in _BAD else "" for node in view.nodes]
+    silent = fold_equal({node.name: node.silent for node in view.nodes if node.silent})
+    reasons = [Line(f"{names}: no answer: {why}", "red", None) for why, names in silent.items()]
     if len(rows) > height and width >= 2 * (_wide_cell(view.nodes) + 2):
-        return _in_columns([(_cell(node), style) for node, style in zip(view.nodes, styles, strict=True)], width)
+        cells = [(_cell(node), style) for node, style in zip(view.nodes, styles, strict=True)]
+        return [*_in_columns(cells, width), *reasons]
     lines = _fitted(rows, width)
-    return [Line(lines[0], "dim", None), *map(Line, lines[1:], styles, repeat(None))]
+    return [Line(lines[0], "dim", None), *map(Line, lines[1:], styles, repeat(None)), *reasons]
 
 
 def gpu_lines(view: View, width: int) -> list[Line]:
@@ -83,7 +87,7 @@ def gpu_lines(view: View, width: int) -> list[Line]:
 
 def _node_row(node: NodeView) -> list[str]:
     if node.silent:
-        return [node.name, str(node.rank), f"no answer: {node.silent}"[:60], *["-"] * 13]
+        return [node.name, str(node.rank), node.state, *["-"] * 13]
     gpus, age = node.gpus, node.age
     return [
         node.name,

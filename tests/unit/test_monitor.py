@@ -5,18 +5,26 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
-from pathlib import Path
+import sys
+import threading
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 
 import pytest
 
+from provision import model
 from provision.cli.monitor import refuse_without_screen
 from provision.cli.monitor_app import Monitor, Pane
 from provision.errors import UsageError
+from provision.model import Inventory, Result
 from provision.run.found import merge_runs, parse_runs
 from provision.run.view import POINTS, Watched, folded
+from provision.session import Session
+from provision.ssh.wire import NodeUnreachable
 from provision.summaries.monitor import event_lines, gpu_lines, head_lines, log_lines, loss_plot, node_lines
-from provision.tasks.watch import watch_script
+from provision.tasks.watch import Watch, watch_script
 
 RECORDED = Path(__file__).parent / "recorded_runs"
 RUN = "20261123-010653-sft-1a2b"
@@ -46,13 +54,13 @@ class Node:
         with (self.folder / file).open("a") as opened:
             opened.writelines(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
 
-    def answer(self, watched=None):
+    def answer(self, watched=None, shell=("sh",)):
         offsets = watched.offsets(self.name) if watched else None
         script = watch_script(
             str(self.root), self.logs, events=offsets.events if offsets else 0, log=offsets.log if offsets else -1,
             samples=30, progress=watched is None or watched.reporter == self.name,
         )  # fmt: skip
-        return subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, timeout=20).stdout
+        return subprocess.run([*shell, "-c", script], capture_output=True, text=True, check=True, timeout=20).stdout
 
 
 def begin(nodes):
@@ -110,6 +118,29 @@ def test_a_refresh_reads_only_what_is_new(recorded):
     assert len(after.points) == len(before.points) + 1
     assert math.isnan(after.points[-1].loss)
     assert after.lr == 1e-4
+
+
+@pytest.mark.parametrize("shell", [("dash",), ("bash", "--posix"), ("busybox", "sh")], ids=lambda words: words[0])
+def test_every_shell_gives_the_same_answer(recorded, shell):
+    if not shutil.which(shell[0]):
+        pytest.skip(f"{shell[0]} is not installed")
+    head = recorded[0]
+    answers = [head.answer(shell=one) for one in (shell, ("sh",))]
+    first, second = ([line for line in answer.split("\n") if not line.startswith("stat ")] for answer in answers)
+    assert first == second  # but for this process's own times
+    (head.folder / "events.jsonl").unlink()
+    (head.folder / "run.log").unlink()
+    assert "\nends 0 0 0\nlog\n" in head.answer(shell=shell)
+    (head.folder / "state.json").unlink()
+    assert head.answer(shell=shell).endswith("ends 0 0 0\nlog\n")
+
+
+def test_a_log_that_was_replaced_is_read_from_its_start(recorded):
+    watched, head = begin(recorded), recorded[0]
+    refresh(watched, head)
+    (head.folder / "run.log").write_text("2026-11-23T03:00:00.000Z [0] a new file\n")
+    refresh(watched, head)
+    assert watched.view(0).lines[-1].text == "a new file"
 
 
 def test_half_a_log_line_waits_for_its_end(recorded):
@@ -263,6 +294,57 @@ def test_all_gpus_of_64_nodes_are_on_one_screen(tmp_path):
     assert sum(text.count(sign) for sign in "▇█") == 64 * 8
     assert "64 nodes  512 GPUs" in head_lines(view, 200)[0].text
     assert sum(line.text.count("%") for line in gpu_lines(view, 200)) == 2 * 512
+
+
+class Answers:
+    """Connections to nodes that answer with their real script, or not at all."""
+
+    def __init__(self, nodes, away=()):
+        self.nodes, self.away, self.asked = {node.name: node for node in nodes}, away, threading.Event()
+        self.counts = dict.fromkeys(self.nodes, 0)
+
+    def __getitem__(self, node):
+        def run(script, **_):
+            self.counts[node.name] += 1
+            if min(self.counts.values()) > 2:
+                self.asked.set()
+            if node.name in self.away:
+                raise NodeUnreachable(node, "no route to host")
+            return Result(0, subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout)
+
+        return SimpleNamespace(node=node, run=run)
+
+
+def test_nodes_are_asked_again_and_a_silent_one_delays_no_other(tmp_path):
+    nodes = [Node(tmp_path, name, rank, 2, RECORDED / "healthy_gpu_zero2" / name)
+             for rank, name in enumerate(["gpunode0", "gpunode1"])]  # fmt: skip
+    answers = Answers(nodes, away={"gpunode1"})
+    inventory = Inventory(
+        tmp_path / "inventory.yaml", PurePosixPath(tmp_path / "current"),
+        tuple(model.Node(name, f"10.0.0.{rank}") for rank, name in enumerate(answers.nodes)),
+    )  # fmt: skip
+    assert inventory.root == PurePosixPath(tmp_path)
+    with Watch(Session(inventory, connections=answers), begin(nodes).run, every=0.01) as watching:
+        assert answers.asked.wait(20)
+        view = watching.view()
+    assert [(node.state, node.silent) for node in view.nodes] == [("running", ""), ("no answer", "no route to host")]
+    assert view.points
+
+
+def test_status_watch_shows_the_status_again_until_ctrl_c(tmp_path):
+    command = [sys.executable, "-c", "from provision.cli import main; main()", "status", "--watch", "0.1"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          text=True) as program:  # fmt: skip
+        seen = 0
+        for line in program.stdout:
+            seen += "up " in line
+            if seen == 3:
+                break
+        program.send_signal(signal.SIGINT)
+        program.stdout.read()
+        assert program.wait(20) in {0, 130}
+    assert seen == 3
 
 
 # --- the screen ----------------------------------------------------------------------------------
