@@ -48,7 +48,7 @@ Tab and arrow keys scroll the panes   ?  this help
 GPUS has a sign for the use of each GPU. USE, MEM and TEMP are ranges over
 the GPUs of a node, POWER is their sum. Agents take a sample every 10 s.
 A log line with (x N) stands for N lines that differ only in their numbers.
-Times are UTC."""
+Below a curve: R restart, H hang, C checkpoint, ! warning. Times are UTC."""
 
 
 class Pane(ScrollView, can_focus=True):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time as clocks
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise, repeat
 from statistics import fmean
 
@@ -12,6 +13,7 @@ from provision.output_text import Line, Style, duration, fold_equal, size, span
 from provision.run.view import Gpu, NodeView, Point, View, folded, time_of
 from provision.summaries.metrics import SIGNS
 
+MARKS = {"restart": "R", "hang": "H", "checkpoint": "C", "warning": "!"}  # of events on the axis of a curve
 STALE = 60.0  # seconds; an agent takes a sample every ten
 _BAD = {"failed", "lost", "no answer"}
 _AXIS = 9  # columns of a plot's labels
@@ -188,14 +190,22 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def loss_plot(view: View, width: int, height: int) -> list[Line]:
-    """The loss by step."""
-    return _plot([(point.step, point.loss) for point in view.points if point.loss is not None], width, height)
+    """The loss by step, with the events on its axis."""
+    points = [(point.step, point.loss) for point in view.points if point.loss is not None]
+    return _plot(points, width, height, _marks(view))
 
 
 def speed_plot(view: View, width: int, height: int) -> list[Line]:
     """Tokens per second by step, else steps per second."""
     tokens = [(point.step, point.tokens) for point in view.points if point.tokens is not None]
-    return _plot(tokens or _steps_per_second(view.points), width, height)
+    return _plot(tokens or _steps_per_second(view.points), width, height, _marks(view))
+
+
+def _marks(view: View) -> list[tuple[int, str]]:
+    """By step, the signs of the events that a curve may explain, or that explain the curve."""
+    times = [point.time or 0.0 for point in view.points]
+    signs = ((MARKS[event.kind], event.time) for event in view.events if event.kind in MARKS)
+    return [(view.points[at].step, sign) for sign, time in signs if (at := bisect_left(times, time)) < len(times)]
 
 
 def speed_title(view: View) -> str:
@@ -212,7 +222,7 @@ def _steps_per_second(points: Sequence[Point]) -> list[tuple[int, float]]:
     ]
 
 
-def _plot(points: Sequence[tuple[int, float]], width: int, height: int) -> list[Line]:
+def _plot(points: Sequence[tuple[int, float]], width: int, height: int, marks: Sequence[tuple[int, str]]) -> list[Line]:
     """A curve of braille dots with its highest and lowest value; ``x`` below steps without a finite number."""
     columns, rows = 2 * (width - _AXIS), 4 * (height - 1)
     finite = [value for _, value in points if math.isfinite(value)]
@@ -230,8 +240,12 @@ def _plot(points: Sequence[tuple[int, float]], width: int, height: int) -> list[
         label = _label(high) if row == 0 else _label(low) if row == len(grid) - 1 else ""
         text = "".join("x" if row == len(grid) - 1 and at in broken else chr(sign) for at, sign in enumerate(signs))
         lines.append(Line(f"{label:>{_AXIS - 1}} {text}", "", None))
-    axis = f"{first}{f'step {last}':>{max(1, width - _AXIS - len(str(first)))}}"
-    return [*lines, Line(" " * _AXIS + axis, "dim", None)]
+    axis = list(f"{first}{f'step {last}':>{max(1, width - _AXIS - len(str(first)))}}")
+    for step, sign in marks:
+        at = min(len(axis) - 1, (step - first) * (columns // 2) // max(1, last - first))
+        if step >= first and axis[at] == " ":
+            axis[at] = sign
+    return [*lines, Line(" " * _AXIS + "".join(axis), "dim", None)]
 
 
 def _label(value: float) -> str:
@@ -242,20 +256,28 @@ def _dots(bins: Sequence[Sequence[float]], low: float, high: float, rows: int) -
     """The braille signs by row and column, and the columns with a value that is no finite number."""
     grid = [[0x2800] * (len(bins) // 2) for _ in range(rows // 4)]
     broken: set[int] = set()
-    before: int | None = None
+    before: tuple[int, int] | None = None  # the last column with a value, and its dot
     for column, values in enumerate(bins):
         if any(not math.isfinite(value) for value in values):
             broken.add(column // 2)
+            before = None
         known = [value for value in values if math.isfinite(value)]
         if not known:
             continue
         share = (fmean(known) - low) / (high - low) if high > low else 0.5
         dot = rows - 1 - max(0, min(rows - 1, int(share * (rows - 1) + 0.5)))
-        # A steep curve stays connected, but steps without a value are not bridged.
-        for each in range(min(dot, dot if before is None else before), max(dot, dot if before is None else before) + 1):
-            grid[each // 4][column // 2] |= _DOTS[each % 4][column % 2]
-        before = dot
+        for at, row in _between(before or (column, dot), (column, dot)):
+            grid[row // 4][at // 2] |= _DOTS[row % 4][at % 2]
+        before = column, dot
     return grid, broken
+
+
+def _between(start: tuple[int, int], end: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    """The dots of a straight line, by column and row."""
+    count = max(end[0] - start[0], abs(end[1] - start[1]), 1)
+    for place in range(count + 1):
+        share = place / count
+        yield round(start[0] + (end[0] - start[0]) * share), round(start[1] + (end[1] - start[1]) * share)
 
 
 # --- log and events ------------------------------------------------------------------------------

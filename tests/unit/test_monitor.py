@@ -249,6 +249,18 @@ def test_a_curve_with_nan_and_infinity_is_drawn(recorded):
     assert all(len(text) <= 60 for text in lines)
 
 
+def test_events_are_marked_on_the_axis_of_a_curve(recorded):
+    watched, head = begin(recorded), recorded[0]
+    refresh(watched, head)
+    middle = watched.view(0).points[20]
+    head.add("events.jsonl", {"event": "hang", "time": middle.time, "text": "no step"})
+    refresh(watched, head)
+    axis = loss_plot(watched.view(0), 89, 8)[-1].text
+    assert axis.strip().startswith("1 ")
+    assert axis.endswith("step 40")
+    assert axis.index("H") == 9 + (middle.step - 1) * 80 // 39
+
+
 def test_a_run_without_samples_or_steps_is_shown(tmp_path):
     node = Node(tmp_path, "gpu01", 0, 1)
     watched = begin([node])
