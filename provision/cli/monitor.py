@@ -40,12 +40,15 @@ def monitor_command(reporter: Reporter, selection: Selection, run: str | None, e
         quiet = Session(session.inventory, session.nodes, typed=session.typed, connections=session.connections)
         watched.session = quiet
         with watched:
-            Monitor(
+            screen = Monitor(
                 watched.view,
                 lambda save: stop_output(stop(quiet, watched.run.id, save=save))[1],
                 lambda: diagnosis_output(diagnose(quiet, watched.run.id))[1],
                 every,
-            ).run()
+            )
+            screen.run()
+    if screen.return_code:  # an unexpected error: textual has printed it
+        click.get_current_context().exit(screen.return_code)
 
 
 def refuse_without_screen(run: str | None, *, as_json: bool) -> None:
