@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +13,10 @@ from provision.cli.options import SECONDS, importing, number, reporting
 from provision.errors import UsageError
 from provision.output import Reporter
 from provision.session import Session
+
+if TYPE_CHECKING:
+    from provision.cli.monitor_app import Monitor
+    from provision.tasks.watch import Watch
 
 
 @click.command("monitor")
@@ -27,28 +32,41 @@ def monitor_command(reporter: Reporter, selection: Selection, run: str | None, e
     """
     refuse_without_screen(run, as_json=bool(click.get_current_context().params.get("as_json")))
     with importing():
-        from provision.cli.monitor_app import Monitor  # noqa: PLC0415
-        from provision.summaries.diagnosis import diagnosis_output  # noqa: PLC0415
-        from provision.summaries.runs import stop_output  # noqa: PLC0415
-        from provision.tasks.diagnose import diagnose  # noqa: PLC0415
-        from provision.tasks.runs import stop  # noqa: PLC0415
-        from provision.tasks.watch import watch  # noqa: PLC0415
+        import provision.cli.monitor_app  # noqa: PLC0415 - it takes a moment, in which Ctrl-C works
+        import provision.tasks.diagnose  # noqa: F401, PLC0415
+        from provision.tasks.watch import next_run, watch  # noqa: PLC0415
 
     with selection.session_or_here(reporter) as session:
         watched = watch(session, run, every)
         # The screen belongs to the program from here on: nothing prints, and nothing can be asked.
         quiet = Session(session.inventory, session.nodes, typed=session.typed, connections=session.connections)
-        watched.session = quiet
-        with watched:
-            screen = Monitor(
-                watched.view,
-                lambda save: stop_output(stop(quiet, watched.run.id, save=save))[1],
-                lambda: diagnosis_output(diagnose(quiet, watched.run.id))[1],
-                every,
-            )
-            screen.run()
+        another: bool | None = True
+        while another:
+            screen = _screen(watched, quiet, every)
+            with watched:
+                another = screen.run()
+            if another:
+                watched = watch(quiet, next_run(quiet, watched.run.id), every)
     if screen.return_code:  # an unexpected error: textual has printed it
         click.get_current_context().exit(screen.return_code)
+
+
+def _screen(watched: Watch, quiet: Session, every: float) -> Monitor:
+    """The screen of one run."""
+    from provision.cli.monitor_app import Monitor  # noqa: PLC0415 - only this command needs them
+    from provision.summaries.diagnosis import diagnosis_output  # noqa: PLC0415
+    from provision.summaries.runs import stop_output  # noqa: PLC0415
+    from provision.tasks.diagnose import diagnose  # noqa: PLC0415
+    from provision.tasks.runs import stop  # noqa: PLC0415
+
+    watched.session = quiet
+    run = watched.run.id
+    return Monitor(
+        watched.view,
+        lambda save: stop_output(stop(quiet, run, save=save))[1],
+        lambda: diagnosis_output(diagnose(quiet, run))[1],
+        every,
+    )
 
 
 def refuse_without_screen(run: str | None, *, as_json: bool) -> None:

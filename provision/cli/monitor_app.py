@@ -43,7 +43,8 @@ q  quit; the run continues            s  stop the run (asks)
 w  save a checkpoint and stop (asks)  d  diagnosis; there, c copies it
 g  nodes or single GPUs               e  log or events (narrow terminals)
 r  log of the next rank, R: of all    /  search the log; Escape ends it
-Tab and arrow keys scroll the panes   ?  this help
+n  the next running run               ?  this help
+Tab and arrow keys scroll the panes
 
 GPUS has a sign for the use of each GPU. USE, MEM and TEMP are ranges over
 the GPUs of a node, POWER is their sum. Agents take a sample every 10 s.
@@ -139,8 +140,8 @@ class Text(ModalScreen[None]):
         self.dismiss(None)
 
 
-class Monitor(App[None]):
-    """The screen.
+class Monitor(App[bool]):
+    """The screen. ``run`` returns True if the user wants to see the next run.
 
     Args:
         look: returns what is known now.
@@ -155,6 +156,7 @@ class Monitor(App[None]):
         Binding("s", "stop(False)"),
         Binding("w", "stop(True)"),
         Binding("d", "diagnose"),
+        Binding("n", "next"),
         Binding("g", "gpus"),
         Binding("e", "events"),
         Binding("r", "rank(1)"),
@@ -258,6 +260,10 @@ class Monitor(App[None]):
     def _log_title(self) -> str:
         rank = "log" if self._rank is None else f"log of rank {self._rank}"
         return clean(f"{rank}, with {self._words!r}" if self._words else rank).replace("[", "(")
+
+    def action_next(self) -> None:
+        """Leave for the next running run."""
+        self.exit(result=True)
 
     def action_gpus(self) -> None:
         """Show single GPUs, or nodes again."""

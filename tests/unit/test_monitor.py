@@ -24,7 +24,7 @@ from provision.run.view import POINTS, Watched, folded
 from provision.session import Session
 from provision.ssh.wire import NodeUnreachable
 from provision.summaries.monitor import event_lines, gpu_lines, head_lines, log_lines, loss_plot, node_lines
-from provision.tasks.watch import Watch, watch_script
+from provision.tasks.watch import Watch, run_after, watch_script
 
 RECORDED = Path(__file__).parent / "recorded_runs"
 RUN = "20261123-010653-sft-1a2b"
@@ -343,6 +343,12 @@ def test_nodes_are_asked_again_and_a_silent_one_delays_no_other(tmp_path):
     assert view.points
 
 
+def test_the_next_run_is_the_next_one_that_is_running():
+    runs = {name: SimpleNamespace(id=name, live=name != "b-ended") for name in ("a", "b-ended", "c", "d")}
+    assert [run_after(name, runs) for name in ("d", "c", "a", "b-ended")] == ["c", "a", "d", "a"]
+    assert run_after("only", {}) == "only"
+
+
 def test_status_watch_shows_the_status_again_until_ctrl_c(tmp_path):
     command = [sys.executable, "-c", "from provision.cli import main; main()", "status", "--watch", "0.1"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -459,6 +465,17 @@ def test_g_shows_every_gpu_and_e_the_events(view):
     assert "events" in visible
     assert "log" not in visible
     assert "attempt 1 from the start" in shown["events"]
+
+
+def test_n_leaves_for_the_next_run(view):
+    app = Monitor(lambda: view, lambda _save: "", lambda: "", 60.0)
+
+    async def pilot():
+        async with app.run_test() as pilot:
+            await pilot.press("n")
+
+    asyncio.run(pilot())
+    assert app.return_value is True
 
 
 def test_markup_from_a_node_is_drawn_as_text(recorded):
