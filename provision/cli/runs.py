@@ -11,7 +11,7 @@ import click
 
 from provision.cli.cluster import Selection, no_answer, on_nodes
 from provision.cli.options import SECONDS, number, reporting
-from provision.errors import InterruptedByUser, UsageError
+from provision.errors import InterruptedByUser, NodesFailedError, UsageError
 from provision.inventory import fold
 from provision.output import Reporter
 from provision.output_text import Line
@@ -50,7 +50,10 @@ def status_command(reporter: Reporter, selection: Selection, run: str | None, wa
         try:
             while watch is not None and not (isinstance(found, RunStatus) and found.run.ended):
                 time.sleep(watch)
-                found = _show_status(reporter, session, run, again=True)
+                try:
+                    found = _show_status(reporter, session, run, again=True)
+                except NodesFailedError as error:  # the network may come back
+                    reporter.warn(str(error))
         except KeyboardInterrupt:
             return
     if found.unreachable:
