@@ -30,6 +30,7 @@ WITH_INVENTORY = (
     "jupyter",
     "logs",
     "metrics",
+    "monitor",
     "plan",
     "prune",
     "push",

@@ -58,6 +58,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {  # by subject: the commands, each wi
     },
     "Training": {
         "train": "train",
+        "monitor": "monitor",
         "logs": "logs",
         "runs": "history",
         "stop": "runs",
@@ -91,6 +92,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "jupyter": ("clusterctl jupyter", "clusterctl jupyter gpu02 --port 8888"),
     "logs": ("clusterctl logs -f", "clusterctl logs sft --node gpu01"),
     "metrics": ("clusterctl metrics sft", "clusterctl metrics train.log"),
+    "monitor": ("clusterctl monitor", "clusterctl monitor sft --every 1"),
     "pack-env": ("clusterctl pack-env llm", "clusterctl pack-env --exclude '*.a' --split 4G"),
     "pack-os": ("clusterctl pack-os --release debian12",),
     "pack-tool": ("clusterctl pack-tool -o clusterctl.run",),
@@ -116,7 +118,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "services status": ("clusterctl services status",),
     "services undo": ("clusterctl services undo nfs",),
     "services verify": ("clusterctl services verify chrony",),
-    "status": ("clusterctl status", "clusterctl status sft"),
+    "status": ("clusterctl status", "clusterctl status sft --watch"),
     "stop": ("clusterctl stop sft --save",),
     "tensorboard": ("clusterctl tensorboard sft", "clusterctl tensorboard /data/logs --node gpu02"),
     "train": (

@@ -10,33 +10,65 @@ from typing import TYPE_CHECKING
 import click
 
 from provision.cli.cluster import Selection, no_answer, on_nodes
-from provision.cli.options import reporting
-from provision.errors import InterruptedByUser
+from provision.cli.options import SECONDS, number, reporting
+from provision.errors import InterruptedByUser, NodesFailedError, UsageError
 from provision.inventory import fold
 from provision.output import Reporter
+from provision.output_text import Line
 from provision.summaries.runs import run_output, stop_output
 from provision.summaries.status import status_output
-from provision.tasks.runs import RunStatus, run_status, status, stop
+from provision.tasks.runs import RunStatus, Status, run_status, status, stop
 
 if TYPE_CHECKING:
     from provision.run.found import Run
+    from provision.session import Session
+
+WATCH = 2.0  # seconds between two refreshes of status --watch
 
 
 @click.command("status")
 @on_nodes
+@number(
+    "--watch",
+    type=SECONDS,
+    is_flag=False,
+    flag_value=WATCH,
+    metavar="[SECONDS]",
+    help=f"Show it again after these seconds, {WATCH:g} without a number, until the run ends or Ctrl-C.",
+)
 @click.argument("run", required=False)
 @reporting
-def status_command(reporter: Reporter, selection: Selection, run: str | None) -> None:
+def status_command(reporter: Reporter, selection: Selection, run: str | None, watch: float | None) -> None:
     """Show nodes, their releases and clocks, and all runs.
 
     With RUN, a run's id or part of it, shows what each node of that run is doing.
     """
+    if watch is not None and click.get_current_context().params.get("as_json"):
+        raise UsageError("--watch and --json cannot be used together", hint="run status --json again and again")
     with selection.session_or_here(reporter) as session:
-        found = status(session) if run is None else run_status(session, run)
-    now = time.time()
-    reporter.result(*(run_output(found, now) if isinstance(found, RunStatus) else status_output(found, now)))
+        found = _show_status(reporter, session, run)
+        try:
+            while watch is not None and not (isinstance(found, RunStatus) and found.run.ended):
+                time.sleep(watch)
+                try:
+                    found = _show_status(reporter, session, run, again=True)
+                except NodesFailedError as error:  # the network may come back
+                    reporter.warn(str(error))
+        except KeyboardInterrupt:
+            return
     if found.unreachable:
         raise no_answer(session, found.unreachable, shown=True)
+
+
+def _show_status(reporter: Reporter, session: Session, run: str | None, *, again: bool = False) -> Status | RunStatus:
+    """Ask and show; ``again``: in place of the last one on a terminal, below it elsewhere."""
+    found = status(session) if run is None else run_status(session, run)
+    now = time.time()
+    if again:
+        click.clear()  # does nothing where stdout is no terminal
+        reporter.show([Line(time.strftime("%H:%M:%S", time.localtime(now)), "dim")])
+    reporter.result(*(run_output(found, now) if isinstance(found, RunStatus) else status_output(found, now)))
+    return found
 
 
 @click.command("stop")

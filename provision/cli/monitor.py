@@ -1,0 +1,84 @@
+"""``clusterctl monitor``. Textual is imported only here and in ``monitor_app.py``, when the command runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from provision.cli.cluster import Selection, on_nodes
+from provision.cli.options import SECONDS, importing, number, reporting
+from provision.errors import UsageError
+from provision.output import Reporter
+from provision.session import Session
+
+if TYPE_CHECKING:
+    from provision.cli.monitor_app import Monitor
+    from provision.tasks.watch import Watch
+
+
+@click.command("monitor")
+@on_nodes
+@number("--every", type=SECONDS, default=2.0, show_default=True, metavar="SECONDS", help="Time between two refreshes.")
+@click.argument("run", required=False)
+@reporting
+def monitor_command(reporter: Reporter, selection: Selection, run: str | None, every: float) -> None:
+    """Watch a run on the whole screen: nodes, GPUs, loss, throughput, log and events.
+
+    RUN is a run's id or part of it. The default is the newest run. The key ? shows the keys. Quitting does not stop
+    the run.
+    """
+    refuse_without_screen(run, as_json=bool(click.get_current_context().params.get("as_json")))
+    with importing():
+        import provision.cli.monitor_app  # noqa: PLC0415 - it takes a moment, in which Ctrl-C works
+        import provision.tasks.diagnose  # noqa: F401, PLC0415
+        from provision.tasks.watch import next_run, watch  # noqa: PLC0415
+
+    with selection.session_or_here(reporter) as session:
+        watched = watch(session, run, every)
+        # The screen belongs to the program from here on: nothing prints, and nothing can be asked.
+        quiet = Session(session.inventory, session.nodes, typed=session.typed, connections=session.connections)
+        another: bool | None = True
+        while another:
+            screen = _screen(watched, quiet, every)
+            with watched:
+                another = screen.run()
+            if another:
+                watched = watch(quiet, next_run(quiet, watched.run.id), every)
+    if screen.return_code:  # an unexpected error: textual has printed it
+        click.get_current_context().exit(screen.return_code)
+
+
+def _screen(watched: Watch, quiet: Session, every: float) -> Monitor:
+    """The screen of one run."""
+    from provision.cli.monitor_app import Monitor  # noqa: PLC0415 - only this command needs them
+    from provision.summaries.diagnosis import diagnosis_output  # noqa: PLC0415
+    from provision.summaries.runs import stop_output  # noqa: PLC0415
+    from provision.tasks.diagnose import diagnose  # noqa: PLC0415
+    from provision.tasks.runs import stop  # noqa: PLC0415
+
+    watched.session = quiet
+    run = watched.run.id
+    return Monitor(
+        watched.view,
+        lambda save: stop_output(stop(quiet, run, save=save))[1],
+        lambda: diagnosis_output(diagnose(quiet, run))[1],
+        every,
+    )
+
+
+def refuse_without_screen(run: str | None, *, as_json: bool) -> None:
+    """Refuse a terminal that cannot be drawn on.
+
+    Raises:
+        UsageError: with the command for such a terminal.
+    """
+    hint = f"clusterctl status {run} --watch" if run else "clusterctl status --watch"
+    if as_json:
+        raise UsageError("monitor draws on a screen and has no --json", hint=f"{hint} --json".replace(" --watch", ""))
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("monitor needs a terminal", hint=hint)
+    if os.environ.get("TERM", "dumb") in {"dumb", ""}:
+        raise UsageError("monitor cannot draw on a terminal without cursor movement (TERM=dumb)", hint=hint)

@@ -1,0 +1,502 @@
+"""The monitor: the script on a node's files, the view of a run, its lines, and the screen in several sizes."""
+
+import asyncio
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
+
+import pytest
+
+from provision import model
+from provision.cli.monitor import refuse_without_screen
+from provision.cli.monitor_app import Monitor, Pane
+from provision.errors import UsageError
+from provision.model import Inventory, Result
+from provision.run.found import merge_runs, parse_runs
+from provision.run.view import POINTS, Watched, folded
+from provision.session import Session
+from provision.ssh.wire import NodeUnreachable
+from provision.summaries.monitor import event_lines, gpu_lines, head_lines, log_lines, loss_plot, node_lines
+from provision.tasks.watch import Watch, run_after, watch_script
+
+RECORDED = Path(__file__).parent / "recorded_runs"
+RUN = "20261123-010653-sft-1a2b"
+SIZES = [(80, 24), (120, 40), (200, 60)]
+
+
+class Node:
+    """A node's folder of a run, read by the real script on this machine."""
+
+    def __init__(self, root, name, rank, nnodes, source=None):
+        self.root, self.name = root, name
+        self.logs = f"{RUN}/logs/node{rank}"
+        self.folder = root / "runs" / self.logs
+        self.folder.mkdir(parents=True)
+        if source:
+            shutil.copytree(source, self.folder, dirs_exist_ok=True)
+        pid = os.getpid()
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        self.state = {
+            "run": RUN, "node": name, "node_rank": rank, "nnodes": nnodes, "state": "running", "phase": "training",
+            "step": 40, "total": 400, "loss": 0.25, "attempt": 1, "attempts": 1, "began": 1795396000.0,
+            "pid": pid, "start": stat[19], "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        }  # fmt: skip
+        (self.folder / "state.json").write_text(json.dumps(self.state))
+
+    def add(self, file, *lines):
+        with (self.folder / file).open("a") as opened:
+            opened.writelines(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
+
+    def answer(self, watched=None, shell=("sh",)):
+        offsets = watched.offsets(self.name) if watched else None
+        script = watch_script(
+            str(self.root), self.logs, events=offsets.events if offsets else 0, log=offsets.log if offsets else -1,
+            samples=30, progress=watched is None or watched.reporter == self.name,
+        )  # fmt: skip
+        return subprocess.run([*shell, "-c", script], capture_output=True, text=True, check=True, timeout=20).stdout
+
+
+def begin(nodes):
+    names = [node.name for node in nodes]
+    runs = merge_runs(parse_runs(node.name, node.answer().partition("\nlog\n")[0], names) for node in nodes)
+    return Watched(runs[RUN], names)
+
+
+def refresh(watched, *nodes):
+    for node in nodes:
+        watched.take(node.name, node.answer(watched))
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    return [
+        Node(tmp_path / f"root{rank}", name, rank, 2, RECORDED / "healthy_gpu_zero2" / name)
+        for rank, name in enumerate(["gpunode0", "gpunode1"])
+    ]
+
+
+@pytest.fixture
+def view(recorded):
+    watched = begin(recorded)
+    refresh(watched, *recorded)
+    return watched.view(1795396100.0)
+
+
+def test_the_answers_of_nodes_become_a_view(view):
+    assert (view.run, view.state, view.phase, view.step, view.total) == (RUN, "running", "training", 40, 400)
+    assert [node.name for node in view.nodes] == ["gpunode0", "gpunode1"]
+    assert [len(node.gpus) for node in view.nodes] == [2, 2]
+    assert view.nodes[0].gpus[0].temperature
+    assert view.nodes[0].gpus[0].power
+    assert view.nodes[0].gpus[0].memory_total
+    assert [point.step for point in view.points[:3]] == [1, 2, 3]
+    assert view.points[0].loss == 5.7501606941223145
+    assert view.lr == 0.0003
+    assert view.ranks
+    assert [event.kind for event in view.events][:1] == ["start"]
+
+
+def test_a_refresh_reads_only_what_is_new(recorded):
+    watched = begin(recorded)
+    refresh(watched, *recorded)
+    before = watched.view(1795396100.0)
+    refresh(watched, *recorded)
+    assert watched.view(1795396100.0) == before
+    head = recorded[0]
+    head.add("run.log", "2026-11-23T02:00:00.000Z [0] a new line")
+    head.add("events.jsonl", {"event": "progress", "time": 1795396200.0, "step": 41, "loss": None, "lr": 1e-4})
+    refresh(watched, *recorded)
+    after = watched.view(1795396200.0)
+    assert [line.text for line in after.lines if line not in before.lines] == ["a new line"]
+    assert len(after.points) == len(before.points) + 1
+    assert math.isnan(after.points[-1].loss)
+    assert after.lr == 1e-4
+
+
+@pytest.mark.parametrize("shell", [("dash",), ("bash", "--posix"), ("busybox", "sh")], ids=lambda words: words[0])
+def test_every_shell_gives_the_same_answer(recorded, shell):
+    if not shutil.which(shell[0]):
+        pytest.skip(f"{shell[0]} is not installed")
+    head = recorded[0]
+    answers = [head.answer(shell=one) for one in (shell, ("sh",))]
+    first, second = ([line for line in answer.split("\n") if not line.startswith("stat ")] for answer in answers)
+    assert first == second  # but for this process's own times
+    (head.folder / "events.jsonl").unlink()
+    (head.folder / "run.log").unlink()
+    assert "\nends 0 0 0\nlog\n" in head.answer(shell=shell)
+    (head.folder / "state.json").unlink()
+    assert head.answer(shell=shell).endswith("ends 0 0 0\nlog\n")
+
+
+def test_a_log_that_was_replaced_is_read_from_its_start(recorded):
+    watched, head = begin(recorded), recorded[0]
+    refresh(watched, head)
+    (head.folder / "run.log").write_text("2026-11-23T03:00:00.000Z [0] a new file\n")
+    refresh(watched, head)
+    assert watched.view(0).lines[-1].text == "a new file"
+
+
+def test_half_a_log_line_waits_for_its_end(recorded):
+    watched, head = begin(recorded), recorded[0]
+    refresh(watched, head)
+    with (head.folder / "run.log").open("a") as log:
+        log.write("2026-11-23T02:00:00.000Z [0] half")
+    refresh(watched, head)
+    assert "half" not in watched.view(0).lines[-1].text
+    head.add("run.log", " and half")
+    refresh(watched, head)
+    assert watched.view(0).lines[-1].text == "half and half"
+
+
+def test_a_long_log_is_read_from_near_its_end(recorded):
+    head = recorded[0]
+    head.add("run.log", *(f"2026-11-23T02:00:00.000Z [0] line {number} {'.' * 200}" for number in range(5000)))
+    watched = begin(recorded)
+    out = head.answer()
+    assert len(out) < 2_000_000
+    watched.take(head.name, out)
+    assert watched.view(0).lines[-1].text.startswith("line 4999 ")
+    assert all(line.text.startswith("line ") for line in watched.view(0).lines)
+
+
+def test_a_node_without_an_answer_is_shown_and_others_continue(recorded):
+    watched = begin(recorded)
+    refresh(watched, recorded[0])
+    watched.silence("gpunode1", "timed out\nmore")
+    view = watched.view(1795396100.0)
+    assert [(node.state, node.silent) for node in view.nodes] == [("running", ""), ("no answer", "timed out")]
+    assert any("no answer: timed out" in line.text and line.style == "red" for line in node_lines(view, 120, 20))
+    assert "1 without an answer" in head_lines(view, 120)[0].text
+    refresh(watched, recorded[1])
+    assert watched.view(1795396100.0).nodes[1].silent == ""
+
+
+def test_texts_from_nodes_are_escaped_and_bounded(recorded):
+    watched, head = begin(recorded), recorded[0]
+    head.add("run.log", "2026-11-23T02:00:00.000Z [0] \x1b[31m[red]evil[/red]\x1b]0;title\x07" + "a" * 100_000)
+    head.add("events.jsonl", {"event": "notice", "time": 1.0, "text": "\x1b[2J[link=x]" + "b" * 10_000})
+    head.add("events.jsonl", {"event": "hang", "time": "soon", "text": 7}, "{", "[]", '{"event": 3}')
+    refresh(watched, head)
+    view = watched.view(0)
+    texts = [line.text for line in (*log_lines(view), *event_lines(view))]
+    assert any("[red]evil[/red]aaa" in text for text in texts)
+    assert not any(character in text for text in texts for character in "\x1b\x07\n")
+    assert max(map(len, texts)) < 500
+
+
+@pytest.mark.parametrize(
+    "out", ["", "\n", "log", "ends 1 2 3\nlog", "ends 9 9 9\nlog\n", "part x y\nstate {}\nsample {"]
+)
+def test_an_unexpected_answer_changes_nothing(recorded, out):
+    watched = begin(recorded)
+    refresh(watched, *recorded)
+    before = watched.view(0)
+    watched.take("gpunode0", out)
+    assert watched.view(0).nodes == before.nodes
+
+
+def test_a_resume_replaces_the_steps_that_it_repeats(recorded):
+    watched, head = begin(recorded), recorded[0]
+    refresh(watched, head)
+    head.add("events.jsonl", {"event": "attempt", "time": 1795396300.0, "attempt": 2, "checkpoint": "checkpoint-5"})
+    head.add("events.jsonl", {"event": "progress", "time": 1795396301.0, "step": 6, "loss": 9.0})
+    refresh(watched, head)
+    view = watched.view(1795396301.0)
+    assert [point.step for point in view.points] == [1, 2, 3, 4, 5, 6]
+    assert view.points[-1].loss == 9.0
+    assert (view.events[-1].kind, view.events[-1].text) == ("restart", "attempt 2 from checkpoint-5")
+
+
+def test_a_long_curve_keeps_its_first_and_last_step_in_bounded_memory(recorded):
+    watched, head = begin(recorded), recorded[0]
+    head.add(
+        "events.jsonl", *({"event": "progress", "time": 1.0, "step": step, "loss": 1.0} for step in range(41, 9000))
+    )
+    for _ in range(3):
+        refresh(watched, head)
+    points = watched.view(0).points
+    assert len(points) <= POINTS
+    assert points[-1].step == 8999
+
+
+def test_repeats_are_folded_with_their_number(recorded):
+    watched, head = begin(recorded), recorded[0]
+    refresh(watched, head)
+    head.add("run.log", *(f"2026-11-23T02:00:0{number}.000Z [1] warning {number}" for number in range(5)))
+    refresh(watched, head)
+    lines = folded(watched.view(0).lines)
+    assert (lines[-1][0].text, lines[-1][1]) == ("warning 4", 5)
+    assert log_lines(watched.view(0))[-1].text == "02:00:04 gpunode0/1 (x 5) warning 4"
+    assert [line.text for line in log_lines(watched.view(0), 1, "WARNING 3")] == ["02:00:03 gpunode0/1 warning 3"]
+
+
+def test_a_curve_with_nan_and_infinity_is_drawn(recorded):
+    watched, head = begin(recorded), recorded[0]
+    refresh(watched, head)
+    head.add("events.jsonl", *({"event": "progress", "step": step, "loss": None} for step in range(41, 81)))
+    refresh(watched, head)
+    lines = [line.text for line in loss_plot(watched.view(0), 60, 8)]
+    assert len(lines) == 8
+    assert lines[-2].rstrip().endswith("xxx")
+    assert any("⠁" <= sign <= "⣿" for sign in lines[0])
+    assert all(len(text) <= 60 for text in lines)
+
+
+def test_events_are_marked_on_the_axis_of_a_curve(recorded):
+    watched, head = begin(recorded), recorded[0]
+    refresh(watched, head)
+    middle = watched.view(0).points[20]
+    head.add("events.jsonl", {"event": "hang", "time": middle.time, "text": "no step"})
+    refresh(watched, head)
+    axis = loss_plot(watched.view(0), 89, 8)[-1].text
+    assert axis.strip().startswith("1 ")
+    assert axis.endswith("step 40")
+    assert axis.index("H") == 9 + (middle.step - 1) * 80 // 39
+
+
+def test_a_run_without_samples_or_steps_is_shown(tmp_path):
+    node = Node(tmp_path, "gpu01", 0, 1)
+    watched = begin([node])
+    refresh(watched, node)
+    view = watched.view(1795396100.0)
+    assert view.points == ()
+    assert view.lines == ()
+    assert view.nodes[0].gpus == ()
+    assert "no sample of a GPU" in gpu_lines(view, 80)[0].text
+    assert loss_plot(view, 40, 6)[0].text == "no number yet"
+
+
+def many(tmp_path, nodes=64, gpus=8):
+    """A view of many nodes: the answers of one node under other names."""
+    samples = [
+        {"index": gpu, "use": 90 + gpu, "memory": 60 << 30, "memory_total": 80 << 30, "power": 650.5, "temperature": 61}
+        for gpu in range(gpus)
+    ]
+    source = Node(tmp_path, "gpu001", 0, nodes, RECORDED / "healthy_gpu_zero2" / "gpunode0")
+    source.add("metrics.jsonl", {"time": 1795396099.0, "gpus": samples, "rss": 1 << 34, "step": 40})
+    out = source.answer()
+    names = [f"gpu{number:03}" for number in range(1, nodes + 1)]
+    outs = {
+        name: out.replace('"gpu001"', f'"{name}"')
+        .replace(f"{RUN}/logs/node0", f"{RUN}/logs/node{rank}")
+        .replace('"node_rank": 0', f'"node_rank": {rank}')
+        for rank, name in enumerate(names)
+    }
+    runs = merge_runs(parse_runs(name, each.partition("\nlog\n")[0], names) for name, each in outs.items())
+    watched = Watched(runs[RUN], names)
+    for name, each in outs.items():
+        watched.take(name, each)
+    return watched, outs
+
+
+def test_all_gpus_of_64_nodes_are_on_one_screen(tmp_path):
+    watched, _ = many(tmp_path)
+    view = watched.view(1795396100.0)
+    lines = node_lines(view, 200, 40)
+    assert len(lines) <= 22
+    text = "\n".join(line.text for line in lines)
+    assert all(f"gpu{number:03} " in text for number in range(1, 65))
+    assert sum(text.count(sign) for sign in "▇█") == 64 * 8
+    assert "64 nodes  512 GPUs" in head_lines(view, 200)[0].text
+    assert sum(line.text.count("%") for line in gpu_lines(view, 200)) == 2 * 512
+
+
+class Answers:
+    """Connections to nodes that answer with their real script, or not at all."""
+
+    def __init__(self, nodes, away=()):
+        self.nodes, self.away, self.asked = {node.name: node for node in nodes}, away, threading.Event()
+        self.counts = dict.fromkeys(self.nodes, 0)
+
+    def __getitem__(self, node):
+        def run(script, **_):
+            self.counts[node.name] += 1
+            if min(self.counts.values()) > 2:
+                self.asked.set()
+            if node.name in self.away:
+                raise NodeUnreachable(node, "no route to host")
+            return Result(0, subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout)
+
+        return SimpleNamespace(node=node, run=run)
+
+
+def test_nodes_are_asked_again_and_a_silent_one_delays_no_other(tmp_path):
+    nodes = [Node(tmp_path, name, rank, 2, RECORDED / "healthy_gpu_zero2" / name)
+             for rank, name in enumerate(["gpunode0", "gpunode1"])]  # fmt: skip
+    answers = Answers(nodes, away={"gpunode1"})
+    inventory = Inventory(
+        tmp_path / "inventory.yaml", PurePosixPath(tmp_path / "current"),
+        tuple(model.Node(name, f"10.0.0.{rank}") for rank, name in enumerate(answers.nodes)),
+    )  # fmt: skip
+    assert inventory.root == PurePosixPath(tmp_path)
+    with Watch(Session(inventory, connections=answers), begin(nodes).run, every=0.01) as watching:
+        assert answers.asked.wait(20)
+        view = watching.view()
+    assert [(node.state, node.silent) for node in view.nodes] == [("running", ""), ("no answer", "no route to host")]
+    assert view.points
+
+
+def test_the_next_run_is_the_next_one_that_is_running():
+    runs = {name: SimpleNamespace(id=name, live=name != "b-ended") for name in ("a", "b-ended", "c", "d")}
+    assert [run_after(name, runs) for name in ("d", "c", "a", "b-ended")] == ["c", "a", "d", "a"]
+    assert run_after("only", {}) == "only"
+
+
+def test_status_watch_shows_the_status_again_until_ctrl_c(tmp_path):
+    command = [sys.executable, "-c", "from provision.cli import main; main()", "status", "--watch", "0.1"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                          text=True) as program:  # fmt: skip
+        seen = 0
+        for line in program.stdout:
+            seen += "up " in line
+            if seen == 3:
+                break
+        program.send_signal(signal.SIGINT)
+        program.stdout.read()
+        assert program.wait(20) in {0, 130}
+    assert seen == 3
+
+
+# --- the screen ----------------------------------------------------------------------------------
+
+
+def texts(app):
+    return {pane.id: pane.text for pane in app.screen.query(Pane)}
+
+
+def screen(view, size, *keys, stop=None, diagnose=None, color=True):
+    """The panes' texts after the keys."""
+    app = Monitor(lambda: view, stop or (lambda _save: "stopped"), diagnose or (lambda: "all is well"), 60.0)
+
+    async def pilot():
+        async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            for key in keys:
+                await pilot.press(key)
+                await pilot.pause()
+            await app.workers.wait_for_complete()
+            await pilot.pause()
+            visible = {
+                pane.id for pane in app.screen.query(Pane) if pane.display and pane.size.height and pane.size.width
+            }
+            return texts(app), visible
+
+    return asyncio.run(pilot())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_screen_shows_the_run_in_three_sizes(view, size):
+    shown, visible = screen(view, size)
+    assert visible >= {"head", "nodes", "loss", "speed", "log", "hint"}
+    assert ("events" in visible) == (size[0] > 100)
+    assert RUN in shown["head"]
+    assert "step 40/400" in shown["head"]
+    assert "gpunode0" in shown["nodes"]
+    assert "gpunode1" in shown["nodes"]
+    assert any("⠁" <= sign <= "⣿" for sign in shown["loss"])
+    assert "gpunode0" in shown["log"]
+
+
+@pytest.mark.parametrize("size", [(20, 24), (20, 5), (1, 1), (40, 10)])
+def test_a_tiny_terminal_does_not_crash(view, size):
+    screen(view, size, "g", "e", "r", "question_mark", "escape", "s", "n")
+
+
+def test_a_terminal_that_shrinks_is_drawn_again(view):
+    app = Monitor(lambda: view, lambda _save: "", lambda: "", 60.0)
+
+    async def pilot():
+        async with app.run_test(size=(120, 40)) as pilot:
+            for size in [(80, 24), (20, 10), (3, 2), (120, 40)]:
+                await pilot.resize_terminal(*size)
+                await pilot.pause()
+            return texts(app)
+
+    assert RUN in asyncio.run(pilot())["head"]
+
+
+def test_stop_asks_first(view):
+    stopped = []
+
+    def stop(save):
+        stopped.append(save)
+        return "stopped on 2 nodes"
+
+    screen(view, (80, 24), "s", "n", stop=stop)
+    assert stopped == []
+    shown, _ = screen(view, (80, 24), "s", "y", stop=stop)
+    assert stopped == [False]
+    assert shown["text"] == "stopped on 2 nodes"
+    screen(view, (80, 24), "w", "y", stop=stop)
+    assert stopped == [False, True]
+
+
+def test_d_shows_the_diagnosis_or_why_there_is_none(view):
+    def refuse():
+        raise UsageError("no log", hint="clusterctl status")
+
+    assert screen(view, (80, 24), "d", diagnose=lambda: "rank 3: out of memory")[0]["text"] == "rank 3: out of memory"
+    assert screen(view, (80, 24), "d", diagnose=refuse)[0]["text"] == "no log\ntry: clusterctl status"
+
+
+def test_search_and_rank_select_the_log(view):
+    shown, _ = screen(view, (120, 40), "slash", *"apple", "enter")
+    assert shown["log"]
+    assert all("apple" in line for line in shown["log"].split("\n"))
+    ended, _ = screen(view, (120, 40), "slash", *"apple", "enter", "escape")
+    assert len(ended["log"]) > len(shown["log"])
+    first, _ = screen(view, (120, 40), "r")
+    assert all("/0 " in line for line in first["log"].split("\n") if line)
+    everything, _ = screen(view, (120, 40), "r", "R")
+    assert everything["log"] == ended["log"]
+
+
+def test_g_shows_every_gpu_and_e_the_events(view):
+    shown, visible = screen(view, (80, 24), "g", "e")
+    assert all(name in shown["nodes"] for name in ("gpunode0:0", "gpunode0:1", "gpunode1:0", "gpunode1:1"))
+    assert "events" in visible
+    assert "log" not in visible
+    assert "attempt 1 from the start" in shown["events"]
+
+
+def test_n_leaves_for_the_next_run(view):
+    app = Monitor(lambda: view, lambda _save: "", lambda: "", 60.0)
+
+    async def pilot():
+        async with app.run_test() as pilot:
+            await pilot.press("n")
+
+    asyncio.run(pilot())
+    assert app.return_value is True
+
+
+def test_markup_from_a_node_is_drawn_as_text(recorded):
+    watched, head = begin(recorded), recorded[0]
+    head.add("run.log", "2026-11-23T02:00:00.000Z [0] [bold]x[/bold] [@click=app.quit]y[/]")
+    refresh(watched, *recorded)
+    shown, _ = screen(watched.view(0), (80, 24))
+    assert "[bold]x[/bold] [@click=app.quit]y[/]" in shown["log"]
+
+
+def test_without_colour_everything_is_still_there(view, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown, _ = screen(view, (80, 24))
+    assert RUN in shown["head"]
+
+
+@pytest.mark.parametrize(("term", "tty", "says"), [("dumb", True, "TERM=dumb"), ("xterm", False, "needs a terminal")])
+def test_a_terminal_without_a_screen_is_refused_with_the_plain_command(monkeypatch, term, tty, says):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr("sys.stdin", type("In", (), {"isatty": lambda _: tty})())
+    monkeypatch.setattr("sys.stdout", type("Out", (), {"isatty": lambda _: tty})())
+    with pytest.raises(UsageError, match=says) as error:
+        refuse_without_screen("sft", as_json=False)
+    assert error.value.hint == "clusterctl status sft --watch"
