@@ -1,0 +1,275 @@
+"""A run as the report shows it: what its nodes wrote, this machine's record, and the diagnosis."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import yaml
+
+from provision.masking import mask_text, mask_words
+from provision.run import fields
+from trainer.reader import Row
+
+Event = Mapping[str, Any]
+
+SAMPLES = 4000  # samples of a node that are shown
+SHOWN = 1000  # events that are listed
+_TOGETHER = 400_000  # samples of all nodes together
+_LEAST = 100  # samples of a node among very many
+_SAME = 2.0  # seconds within which equal events of several nodes are one
+_PROGRESS = re.compile(r'"time": ?([0-9]{1,12}(?:\.[0-9]{1,9})?).{0,200}?"step": ?([0-9]{1,15})\b')
+_PLANNED = ("argv", "processes", "nnodes", "attempts", "grace", "cwd", "pattern")  # of a node's plan
+_SETTINGS = 2000  # values of the configuration
+_DEEP = 8  # levels of a configuration file
+_LONG = 2000  # characters of a value
+_SKIPPED = {"progress", "log"}  # events that are curves or log lines
+
+
+@dataclass(frozen=True)
+class NodeData:
+    """A node's part of a run.
+
+    Attributes:
+        name: the node's name.
+        rank: its rank among the nodes.
+        events: its events, without progress and log lines.
+        times: when it reported each step: pairs of a step and epoch seconds, in order.
+        samples: its samples, thinned.
+        state: its ``state.json``.
+    """
+
+    name: str
+    rank: int = 0
+    events: tuple[Event, ...] = ()
+    times: tuple[tuple[int, float], ...] = ()
+    samples: tuple[Event, ...] = ()
+    state: Event = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run.
+
+    Attributes:
+        id: its id, or the name of its folder.
+        state: its state; "" if unknown.
+        nodes: the nodes with files, in the order of their ranks.
+        rows: the numbers by step.
+        counted: the rows are only numbered, because the log names no steps.
+        record: this machine's record of it, without secrets; empty if there is none.
+        missing: nodes without files, each with the reason.
+        diagnosis: what ``diagnose`` prints.
+        causes: of each attempt that failed before the last one, why.
+        files: configuration files of the run, by name.
+    """
+
+    id: str
+    state: str = ""
+    nodes: tuple[NodeData, ...] = ()
+    rows: tuple[Row, ...] = ()
+    counted: bool = False
+    record: Mapping[str, Any] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    diagnosis: str = ""
+    causes: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def head(self) -> NodeData | None:
+        """The node with the lowest rank."""
+        return self.nodes[0] if self.nodes else None
+
+    @property
+    def began(self) -> float | None:
+        """The first time in the nodes' files, in epoch seconds."""
+        first = [each.events[0].get("time") for each in self.nodes if each.events]
+        first += [each.times[0][1] for each in self.nodes if each.times]
+        first += [each.samples[0].get("time") for each in self.nodes if each.samples]
+        return min((time for time in first if time), default=None)
+
+    @property
+    def ended(self) -> float | None:
+        """The last time in the nodes' files, in epoch seconds."""
+        last = [each.events[-1].get("time") for each in self.nodes if each.events]
+        last += [each.times[-1][1] for each in self.nodes if each.times]
+        last += [each.samples[-1].get("time") for each in self.nodes if each.samples]
+        return max((time for time in last if time), default=None)
+
+
+def read_node(
+    name: str, events: Iterable[str], samples: Sequence[str], state: str, *, rank: int = 0, nodes: int = 1
+) -> NodeData:
+    """A node's part of a run from the lines of its files. Skips incomplete and unknown lines.
+
+    Args:
+        name: the node's name.
+        events: the lines of ``events.jsonl``.
+        samples: the lines of ``metrics.jsonl``.
+        state: the text of ``state.json``.
+        rank: the node's rank if ``state`` does not have it.
+        nodes: how many nodes share the limit of samples.
+    """
+    kept, times = [], []
+    for line in events:
+        if '"event": "progress"' in line:
+            if found := _PROGRESS.search(line):
+                times.append((int(found[2]), float(found[1])))
+        elif '"event": "log"' not in line and (event := fields.read(line)) and event.get("event") not in _SKIPPED:
+            kept.append(event)
+    most = min(SAMPLES, max(_LEAST, _TOGETHER // max(1, nodes)))
+    read = (fields.read(line) for line in samples[:: max(1, math.ceil(len(samples) / most))])
+    own = fields.read(state) or {}
+    own_rank = own.get("node_rank")
+    return NodeData(
+        name,
+        own_rank if isinstance(own_rank, int) else rank,
+        tuple(kept),
+        tuple(times),
+        tuple(sample for sample in read if sample and "time" in sample),
+        own,
+    )
+
+
+def clock_jumps(times: Iterable[float]) -> int:
+    """How often a node's clock went back."""
+    count, before = 0, -math.inf
+    for time in times:
+        count += time < before
+        before = time
+    return count
+
+
+def row_times(run: RunData) -> list[float | None]:
+    """For each row, when its step was reported last; None if unknown."""
+    known: dict[int, float] = {}
+    for node in reversed(run.nodes):
+        known.update(node.times)
+    if run.counted:  # rows are numbered: they are the reports in their order
+        ordered = [time for node in run.nodes[:1] for _, time in node.times]
+        return [ordered[place] if place < len(ordered) else None for place in range(len(run.rows))]
+    return [known.get(row.step) for row in run.rows]
+
+
+@dataclass(frozen=True)
+class Happening:
+    """An event of one or several nodes: ``level`` is ``bad``, ``note`` or ""."""
+
+    time: float
+    nodes: tuple[str, ...]
+    kind: str
+    text: str
+    attempt: int
+    level: str = ""
+    step: int | None = None
+
+
+def happenings(run: RunData) -> list[Happening]:
+    """The events of all nodes in the order of their times; equal ones of several nodes are one."""
+    found: list[Happening] = []
+    latest: dict[tuple[str, str, int], int] = {}
+    every = sorted(
+        ((float(event.get("time") or 0.0), node.name, event) for node in run.nodes for event in node.events),
+        key=lambda each: each[0],
+    )
+    steps = sorted((time, step) for node in run.nodes[:1] for step, time in node.times)
+    at, step = 0, None
+    for time, name, event in every:
+        while at < len(steps) and steps[at][0] <= time:
+            step = steps[at][1]
+            at += 1
+        kind, text, level = _described(event)
+        attempt = event.get("attempt")
+        key = (kind, text, attempt if isinstance(attempt, int) else 1)
+        place = latest.get(key)
+        if place is not None and time - found[place].time <= _SAME:
+            before = found[place]
+            if name not in before.nodes:
+                found[place] = Happening(
+                    before.time, (*before.nodes, name), kind, text, before.attempt, level, before.step
+                )
+            continue
+        latest[key] = len(found)
+        found.append(Happening(time, (name,), kind, text, key[2], level, step))
+    return found
+
+
+def _described(event: Event) -> tuple[str, str, str]:
+    """An event's kind, text and level."""
+    kind = str(event.get("event") or "?")
+    get = event.get
+    match kind:
+        case "attempt":
+            text = f"attempt {get('attempt', 1)} starts" + (f" from {get('checkpoint')}" if get("checkpoint") else "")
+            return "restart" if (get("attempt") or 1) > 1 else kind, text, "note"
+        case "phase":
+            return kind, str(get("phase") or ""), ""
+        case "notice":
+            return kind, str(get("text") or ""), "" if get("level") == "info" else "note"
+        case "hang":
+            return kind, str(get("text") or get("kind") or ""), "bad"
+        case "peer":
+            return kind, " ".join(str(get(key)) for key in ("node", "state", "text") if get(key)), "note"
+        case "exit":
+            code = get("signal") or f"exit code {get('rc')}"
+            bad = not get("stopped") and get("rc") != 0
+            return kind, str(get("error") or code), "bad" if bad else ""
+        case "end":
+            why = get("why")
+            reason = f": {_reason(why)}" if isinstance(why, dict) else ""
+            return kind, f"{get('state') or ''}{reason}", "bad" if get("state") == "failed" else "note"
+        case _:
+            known = ("text", "path", "checkpoint", "pid", "lines", "state")
+            return kind, ", ".join(f"{key} {get(key)}" for key in known if get(key) is not None), ""
+
+
+def _reason(why: Mapping[str, Any]) -> str:
+    rank = why.get("rank")
+    who = " ".join(part for part in (str(why.get("node") or ""), "" if rank is None else f"rank {rank}") if part)
+    return ": ".join(part for part in (who, str(why.get("text") or "")) if part)
+
+
+def configuration(run: RunData) -> dict[str, str]:
+    """What the run was started with: this machine's record and the run's files, without secrets."""
+    record = run.record
+    found = {key: _shown(record[key]) for key in ("launcher", "argv", "who", "master") if record.get(key)}
+    if record.get("prefix"):
+        found["release"] = _shown(record["prefix"]).rstrip("/").rpartition("/")[2]
+    plans = record.get("plans")
+    plan = next(iter(plans.values()), None) if isinstance(plans, dict) else None
+    if isinstance(plan, dict):
+        found.update({f"plan.{key}": _shown(plan[key]) for key in _PLANNED if plan.get(key) not in (None, "", [])})
+        env = plan.get("env")
+        found.update({f"env.{name}": _shown(env[name]) for name in sorted(env)} if isinstance(env, dict) else {})
+    for name, text in sorted(run.files.items()):
+        found.update({f"{name}: {key}": value for key, value in _settings(text)})
+    return dict(islice(found.items(), _SETTINGS))
+
+
+def _settings(text: str) -> Iterator[tuple[str, str]]:
+    """The values of a configuration in YAML or JSON by their paths; none if it is no mapping."""
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return
+    if isinstance(content, dict):
+        for key, value in islice(_flat("", content, 0), _SETTINGS):
+            word = mask_words([f"{key.rpartition('.')[2]}={value}"])[0]
+            yield key, _shown(word.partition("=")[2])
+
+
+def _flat(path: str, content: object, depth: int) -> Iterator[tuple[str, object]]:
+    if isinstance(content, dict) and depth < _DEEP:
+        for key, value in content.items():
+            yield from _flat(f"{path}.{key}" if path else str(key), value, depth + 1)
+    else:
+        yield path, content
+
+
+def _shown(value: object) -> str:
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return mask_text(text)[:_LONG]
