@@ -34,6 +34,7 @@ WITH_INVENTORY = (
     "prune",
     "push",
     "releases",
+    "report",
     "resume",
     "rollback",
     "run",

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
@@ -16,11 +15,11 @@ from statistics import fmean, median
 from typing import Any
 
 from provision import __version__
-from provision.output_text import clean, duration
+from provision.output_text import duration
 from provision.render import template_text
 from provision.report.curves import run_curves, sample_values
 from provision.report.data import SHOWN, Happening, NodeData, RunData, clock_jumps, configuration, happenings
-from provision.report.picture import picture
+from provision.report.picture import escaped, picture
 
 _UPLOT = "report/uplot-1.6.32"
 _CURVES = (  # a row's field, and the English title
@@ -58,7 +57,7 @@ def report_page(runs: Sequence[RunData], now: float) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
-        f"<title>{_text(title)}</title><style>{style}</style></head>\n<body>{body}\n"
+        f"<title>{escaped(title)}</title><style>{style}</style></head>\n<body>{body}\n"
         f'<script id="data" type="application/json">{data}</script>\n<!-- uPlot 1.6.32\n{licence}-->\n'
         + "".join(f"<script>{script}</script>\n" for script in scripts)
         + "</body></html>\n"
@@ -77,19 +76,14 @@ def _json(data: Any) -> str:
     return text
 
 
-def _text(value: object) -> str:
-    """Escaped text, without control characters and halves of characters."""
-    return html.escape(clean(str(value)).encode("utf-8", "replace").decode())
-
-
 def _label(key: str, english: str, tag: str = "span") -> str:
     """A text of the page itself, which the script replaces in Chinese browsers."""
     return f'<{tag} data-i="{key}">{english}</{tag}>'
 
 
 def _body(runs: Sequence[RunData], now: float) -> Iterator[str]:
-    title = _text(runs[0].id) if len(runs) == 1 else _label("comparison", "Comparison of runs")
-    yield f"<header><h1>{title}</h1><p>{_label('written', 'Written by clusterctl')} {_text(__version__)}, "
+    title = escaped(runs[0].id) if len(runs) == 1 else _label("comparison", "Comparison of runs")
+    yield f"<header><h1>{title}</h1><p>{_label('written', 'Written by clusterctl')} {escaped(__version__)}, "
     yield f"<time>{_when(now)}</time></p></header><main>"
     yield _section("summary", "Summary", _summary(runs))
     if notes := list(_notes(runs)):
@@ -105,7 +99,9 @@ def _body(runs: Sequence[RunData], now: float) -> Iterator[str]:
         ("events", "Events", _events),
     ):
         parts = [(run, part(run)) for run in runs]
-        content = "".join((f"<h3>{_text(run.id)}</h3>" if len(runs) > 1 else "") + text for run, text in parts if text)
+        content = "".join(
+            (f"<h3>{escaped(run.id)}</h3>" if len(runs) > 1 else "") + text for run, text in parts if text
+        )
         if content:
             yield _section(key, english, content)
     yield "</main>"
@@ -143,16 +139,16 @@ def _summary(runs: Sequence[RunData]) -> str:
         began, ended = run.began, run.ended
         attempts = max((each.attempt for each in happenings(run)), default=1)
         rows.append((
-            _text(run.id),
-            f'<b class="state {_text(run.state)}">{_text(run.state)}</b>',
+            escaped(run.id),
+            f'<b class="state {escaped(run.state)}">{escaped(run.state)}</b>',
             _number(len(run.nodes) + len(run.missing)),
             _when(began),
-            _text(duration(max(0.0, ended - began))) if began is not None and ended is not None else "",
+            escaped(duration(max(0.0, ended - began))) if began is not None and ended is not None else "",
             _number(run.rows[-1].step) if run.rows else "",
             _number(losses[-1].loss) if losses else "",
             _number(round(median(speeds))) if speeds else "",
             _number(attempts - 1),
-            _text(configuration(run).get("release", "")),
+            escaped(configuration(run).get("release", "")),
         ))  # fmt: skip
     heads = (
         ("run", "Run"), ("state", "State"), ("node_count", "Nodes"), ("started", "Started"),
@@ -165,11 +161,11 @@ def _summary(runs: Sequence[RunData]) -> str:
 def _notes(runs: Sequence[RunData]) -> Iterator[str]:
     """What a reader must know before the numbers."""
     for run in runs:
-        name = f"{_text(run.id)}: "
+        name = f"{escaped(run.id)}: "
         if run.state in {"running", "starting", "meeting", "ending"}:
             yield name + _label("live", "the run was running when this report was written.")
         if run.missing:
-            missing = ", ".join(f"{_text(node)} ({_text(why)})" for node, why in list(run.missing.items())[:20])
+            missing = ", ".join(f"{escaped(node)} ({escaped(why)})" for node, why in list(run.missing.items())[:20])
             yield name + _label("no_files", "no files of these nodes:") + f" {missing}"
         if not run.rows:
             yield name + _label("no_numbers", "its log has no step and no loss.")
@@ -180,7 +176,7 @@ def _notes(runs: Sequence[RunData]) -> Iterator[str]:
         jumped = [node.name for node in run.nodes if clock_jumps(time for _, time in node.times)]
         jumped += [node.name for node in run.nodes if clock_jumps(sample["time"] for sample in node.samples)]
         if jumped:
-            names = ", ".join(_text(node) for node in dict.fromkeys(jumped))
+            names = ", ".join(escaped(node) for node in dict.fromkeys(jumped))
             yield f"{name}{_label('jumped', 'the clocks of these nodes went back during the run:')} {names}"
 
 
@@ -190,13 +186,13 @@ def _differences(runs: Sequence[RunData]) -> str:
     ]
     keys = sorted({key for each in known for key in each})
     rows = [
-        (f"<code>{_text(key)}</code>", *(_text(each.get(key, "\N{EN DASH}")) for each in known))
+        (f"<code>{escaped(key)}</code>", *(escaped(each.get(key, "\N{EN DASH}")) for each in known))
         for key in keys
         if len({each.get(key) for each in known}) > 1
     ]
     if not rows:
         return f"<p>{_label('no_difference', 'No difference in configuration, release and nodes is known.')}</p>"
-    return _table((("name", "Name"), *(("", _text(run.id)) for run in runs)), rows)
+    return _table((("name", "Name"), *(("", escaped(run.id)) for run in runs)), rows)
 
 
 def _curves(runs: Sequence[RunData]) -> str:
@@ -211,7 +207,7 @@ def _curves(runs: Sequence[RunData]) -> str:
         nodes = [node for run in runs for node in run.nodes][:_DRAWN]
         pictures.append(picture(title, [(node.name, list(_sampled(node, name))) for node in nodes]))
     tables = "".join(
-        f"<details open><summary>{_text(run.id)}</summary>{_numbers(run)}</details>" for run in runs if run.rows
+        f"<details open><summary>{escaped(run.id)}</summary>{_numbers(run)}</details>" for run in runs if run.rows
     )
     return f'<div id="charts"></div><noscript>{"".join(pictures)}</noscript>{tables}'
 
@@ -238,7 +234,7 @@ def _diagnosis(run: RunData) -> str:
 
 
 def _lines(text: str) -> str:
-    return "\n".join(_text(line) for line in text.splitlines())
+    return "\n".join(escaped(line) for line in text.splitlines())
 
 
 def _attempts(run: RunData) -> str:
@@ -250,7 +246,7 @@ def _attempts(run: RunData) -> str:
     rows = []
     for number, each in sorted(first.items()):
         cause = run.causes[number - 2] if 0 <= number - 2 < len(run.causes) else ""
-        rows.append((_number(number - 1), _when(each.time), _number(each.step), _text(each.text), _text(cause)))
+        rows.append((_number(number - 1), _when(each.time), _number(each.step), escaped(each.text), escaped(cause)))
     heads = (("restart", "Restart"), ("time", "Time"), ("step", "Step"), ("text", "Text"), ("cause", "Cause"))
     return _table(heads, rows) if rows else ""
 
@@ -261,13 +257,13 @@ def _nodes(run: RunData) -> str:
         values = [sample_values(sample) for sample in node.samples]
         means = [[each[name] for each in values if name in each] for name in ("gpu", "gpu_memory", "memory", "network")]
         rows.append((
-            _text(node.name),
+            escaped(node.name),
             _number(node.rank),
-            _text(node.state.get("state") or ""),
+            escaped(node.state.get("state") or ""),
             *(f"{fmean(each):,.1f}" if each else "" for each in means),
             _number(len(node.samples)),
         ))  # fmt: skip
-    rows += [(_text(name), "", _text(why), "", "", "", "", "") for name, why in run.missing.items()]
+    rows += [(escaped(name), "", escaped(why), "", "", "", "", "") for name, why in run.missing.items()]
     heads = (
         ("node", "Node"), ("rank", "Rank"), ("state", "State"), ("gpu", "GPU utilisation, %"),
         ("gpu_memory", "GPU memory, GiB"), ("memory", "Memory used, GiB"), ("network", "Network, MB/s"),
@@ -277,7 +273,9 @@ def _nodes(run: RunData) -> str:
 
 
 def _configuration(run: RunData) -> str:
-    rows = [(f"<code>{_text(key)}</code>", f"<code>{_text(value)}</code>") for key, value in configuration(run).items()]
+    rows = [
+        (f"<code>{escaped(key)}</code>", f"<code>{escaped(value)}</code>") for key, value in configuration(run).items()
+    ]
     return _table((("name", "Name"), ("value", "Value")), rows) if rows else ""
 
 
@@ -287,9 +285,9 @@ def _events(run: RunData) -> str:
         (
             _when(each.time),
             _number(each.step),
-            _text(", ".join(each.nodes[:4]) + (f" +{len(each.nodes) - 4}" if len(each.nodes) > 4 else "")),
-            f'<span class="{each.level}">{_text(each.kind)}</span>',
-            _text(each.text),
+            escaped(", ".join(each.nodes[:4]) + (f" +{len(each.nodes) - 4}" if len(each.nodes) > 4 else "")),
+            f'<span class="{each.level}">{escaped(each.kind)}</span>',
+            escaped(each.text),
         )
         for each in found[-SHOWN:]
     ]

@@ -1,4 +1,4 @@
-"""Curves as SVG, for a browser without scripts."""
+"""Curves as SVG, for a browser without scripts; and how every text is escaped."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ import html
 import math
 from collections.abc import Sequence
 
+from provision.output_text import clean
+
 WIDTH, HEIGHT = 640, 180
 _LEFT, _BOTTOM, _TOP = 64, 22, 8
 _COLUMNS = 400  # points of a curve
 COLOURS = 8  # classes c0 to c7 of the style
 
 Points = Sequence[tuple[float, float]]
+
+
+def escaped(value: object) -> str:
+    """A text for HTML, without control characters and halves of characters."""
+    return html.escape(clean(str(value)).encode("utf-8", "replace").decode())
 
 
 def picture(title: str, curves: Sequence[tuple[str, Points]]) -> str:
@@ -31,8 +38,11 @@ def picture(title: str, curves: Sequence[tuple[str, Points]]) -> str:
 
     lines = "".join(
         f'<polyline class="c{number % COLOURS}" points="{" ".join(map(place, points))}">'
-        f"<title>{html.escape(name)}</title></polyline>"
+        f"<title>{escaped(name)}</title></polyline>"
         for number, (name, points) in enumerate(drawn)
+    )
+    names = "".join(
+        f' <span class="k{number % COLOURS}">{escaped(name)}</span>' for number, (name, _) in enumerate(drawn)
     )
     labels = (
         (_LEFT - 6, _TOP + 8, "end", high),
@@ -44,8 +54,9 @@ def picture(title: str, curves: Sequence[tuple[str, Points]]) -> str:
         f'<text x="{x}" y="{y}" text-anchor="{anchor}">{value:.6g}</text>' for x, y, anchor, value in labels
     )
     return (
-        f'<figure><figcaption>{html.escape(title)}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{html.escape(title)}: {low:.6g} to {high:.6g}">{lines}{texts}</svg></figure>'
+        f"<figure><figcaption>{escaped(title)}{names}</figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escaped(title)}: {low:.6g} to {high:.6g}">{lines}{texts}</svg></figure>'
     )
 
 
