@@ -164,8 +164,9 @@
     if (!tables.length) return;
     const data = tables.length > 1 ? uPlot.join(tables) : tables[0];
     const many = used.length > 12, loss = chart.key.endsWith("loss") || chart.key === "grad_norm";
-    // A logarithmic axis needs a value, and no value that is not positive.
-    const positive = data.slice(1).some((values) => values.some((value) => value > 0)) && !data.slice(1).some((values) => values.some((value) => value !== null && value <= 0));
+    const finite = data.slice(1).some((values) => values.some((value) => value != null));
+    const positive = finite && data.slice(1).every((values) => values.every((value) => value == null || value > 0));
+    const scale = !finite ? {range: [0, 1]} : state.log && loss && positive ? {distr: 3} : {};
     const series = [{label: say(state.mode === "clock" ? "time" : state.mode, state.mode === "step" ? "Step" : "Time"),
       value: (_, x) => x === null ? "–" : state.mode === "step" ? String(x) : state.mode === "elapsed" ? span(x) : new Date(x * 1000).toLocaleString()}];
     const shown = [data[0]];
@@ -180,7 +181,7 @@
     const axis = {stroke: colours.dim, grid: {stroke: colours.line, width: 1}, ticks: {stroke: colours.line}, font: "12px system-ui, sans-serif"};
     chart.plot = new uPlot({
       width: Math.max(200, chart.place.clientWidth), height: 240, series, padding: [10, 32, 0, 0],
-      scales: {x: {time: state.mode === "clock"}, y: state.log && loss && positive ? {distr: 3} : {}},
+      scales: {x: {time: state.mode === "clock"}, y: scale},
       axes: [{...axis, values: state.mode === "elapsed" ? (_, ticks) => ticks.map(span) : undefined, space: 70},
         {...axis, size: 66, values: (_, ticks) => ticks.map((tick) => tick === null ? "" : short(tick))}],
       legend: {show: !many}, focus: {alpha: many ? 0.25 : 1}, cursor: {focus: {prox: many ? 24 : -1}, sync: {key: "all", setSeries: false}},
