@@ -10,15 +10,14 @@ import base64
 import math
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from provision.report.data import Event, NodeData, RunData, happenings, row_times
+from provision.report.data import NodeData, RunData, happenings, row_times
 from trainer.reader import FIELDS
 
 POINTS = 1_000_000  # rows of a run; of more, the page has every second, third, ... and all that are not finite
 _HUGE = 3e38  # of a float of four bytes
-_GIB = 1 << 30
 _BAD = 1000  # values that are not finite and listed
 
 Column = dict[str, Any]
@@ -71,43 +70,15 @@ def node_curves(node: NodeData) -> dict[str, Any]:
     """A node's samples for the page's program."""
     columns: dict[str, list[float | None]] = {}
     for place, sample in enumerate(node.samples):
-        for name, value in sample_values(sample).items():
+        for name, value in sample.values.items():
             columns.setdefault(name, [None] * len(node.samples))[place] = value
-    steps = [sample.get("step") for sample in node.samples]
+    steps = [sample.step for sample in node.samples]
     return {
         "name": node.name,
-        "time": pack([sample["time"] for sample in node.samples], "d"),
+        "time": pack([sample.time for sample in node.samples], "d"),
         "step": pack(steps, "d") if any(step is not None for step in steps) else None,
         "columns": {name: pack(values) for name, values in columns.items()},
     }
-
-
-def sample_values(sample: Event) -> dict[str, float]:
-    """The values of a sample that have a curve: percent, GiB, watts, degrees Celsius, MB per second."""
-    found = dict(_gpu_values(sample.get("gpus") or ()))
-    total, free = sample.get("memory_total"), sample.get("memory_available")
-    if total and free is not None:
-        found["memory"] = (total - free) / _GIB
-    ports = [port for name in ("network", "infiniband") for port in (sample.get(name) or {}).values()]
-    rates = [rate for port in ports for rate in (port.get("in"), port.get("out")) if _finite(rate)]
-    if rates:
-        found["network"] = sum(rates) / 1e6
-    return found
-
-
-def _gpu_values(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
-    use, memory, power, heat = (
-        [gpu[name] for gpu in gpus if isinstance(gpu.get(name), int | float) and math.isfinite(gpu[name])]
-        for name in ("use", "memory", "power", "temperature")
-    )
-    if use:
-        yield "gpu", sum(use) / len(use)
-    if memory:
-        yield "gpu_memory", max(memory) / _GIB
-    if power:
-        yield "power", sum(power)
-    if heat:
-        yield "temperature", max(heat)
 
 
 def _finite(value: Any) -> bool:

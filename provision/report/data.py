@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -17,17 +17,28 @@ from trainer.reader import Row
 
 Event = Mapping[str, Any]
 
-SAMPLES = 4000  # samples of a node that are shown
+SAMPLES = 2000  # samples of a node that are shown
 SHOWN = 1000  # events that are listed
-_TOGETHER = 400_000  # samples of all nodes together
+_TOGETHER = 200_000  # samples of all nodes together
 _LEAST = 100  # samples of a node among very many
+_GIB = 1 << 30
 _SAME = 2.0  # seconds within which equal events of several nodes are one
 _PROGRESS = re.compile(r'"time": ?([0-9]{1,12}(?:\.[0-9]{1,9})?).{0,200}?"step": ?([0-9]{1,15})\b')
 _PLANNED = ("argv", "processes", "nnodes", "attempts", "grace", "cwd", "pattern")  # of a node's plan
+COMPARED = ("nodes", "state")  # what is known of every run
+_OWN = {"master", "env.MASTER_PORT"}
 _SETTINGS = 2000  # values of the configuration
 _DEEP = 8  # levels of a configuration file
 _LONG = 2000  # characters of a value
 _SKIPPED = {"progress", "log"}  # events that are curves or log lines
+
+
+class Sample(NamedTuple):
+    """A node's sample; ``values`` by the name of the curve: percent, GiB, watts, degrees Celsius, MB per second."""
+
+    time: float
+    step: int | None
+    values: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -47,7 +58,7 @@ class NodeData:
     rank: int = 0
     events: tuple[Event, ...] = ()
     times: tuple[tuple[int, float], ...] = ()
-    samples: tuple[Event, ...] = ()
+    samples: tuple[Sample, ...] = ()
     state: Event = field(default_factory=dict)
 
 
@@ -89,7 +100,7 @@ class RunData:
         """The first time in the nodes' files, in epoch seconds."""
         first = [each.events[0].get("time") for each in self.nodes if each.events]
         first += [each.times[0][1] for each in self.nodes if each.times]
-        first += [each.samples[0].get("time") for each in self.nodes if each.samples]
+        first += [each.samples[0].time for each in self.nodes if each.samples]
         return min((time for time in first if time), default=None)
 
     @property
@@ -97,7 +108,7 @@ class RunData:
         """The last time in the nodes' files, in epoch seconds."""
         last = [each.events[-1].get("time") for each in self.nodes if each.events]
         last += [each.times[-1][1] for each in self.nodes if each.times]
-        last += [each.samples[-1].get("time") for each in self.nodes if each.samples]
+        last += [each.samples[-1].time for each in self.nodes if each.samples]
         return max((time for time in last if time), default=None)
 
 
@@ -130,9 +141,43 @@ def read_node(
         own_rank if isinstance(own_rank, int) else rank,
         tuple(kept),
         tuple(times),
-        tuple(sample for sample in read if sample and "time" in sample),
+        tuple(read_sample(sample) for sample in read if sample and "time" in sample),
         own,
     )
+
+
+def read_sample(sample: Event) -> Sample:
+    """A sample's values that have a curve."""
+    found = dict(_gpu_values(sample.get("gpus") or ()))
+    total, free = sample.get("memory_total"), sample.get("memory_available")
+    if total and free is not None:
+        found["memory"] = (total - free) / _GIB
+    ports = [port for name in ("network", "infiniband") for port in (sample.get(name) or {}).values()]
+    rates = [
+        rate
+        for port in ports
+        for rate in (port.get("in"), port.get("out"))
+        if isinstance(rate, int | float) and math.isfinite(rate)
+    ]
+    if rates:
+        found["network"] = sum(rates) / 1e6
+    step = sample.get("step")
+    return Sample(sample["time"], step if isinstance(step, int) else None, found)
+
+
+def _gpu_values(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+    use, memory, power, heat = (
+        [gpu[name] for gpu in gpus if isinstance(gpu.get(name), int | float) and math.isfinite(gpu[name])]
+        for name in ("use", "memory", "power", "temperature")
+    )
+    if use:
+        yield "gpu", sum(use) / len(use)
+    if memory:
+        yield "gpu_memory", max(memory) / _GIB
+    if power:
+        yield "power", sum(power)
+    if heat:
+        yield "temperature", max(heat)
 
 
 def clock_jumps(times: Iterable[float]) -> int:
@@ -248,6 +293,12 @@ def configuration(run: RunData) -> dict[str, str]:
     for name, text in sorted(run.files.items()):
         found.update({f"{name}: {key}": value for key, value in _settings(text)})
     return dict(islice(found.items(), _SETTINGS))
+
+
+def comparable(run: RunData) -> dict[str, str]:
+    """The configuration for a comparison: without the run's own id and port, which differ between all runs."""
+    own = {key: value.replace(run.id, "RUN") for key, value in configuration(run).items() if key not in _OWN}
+    return {**own, "nodes": ", ".join(node.name for node in run.nodes), "state": run.state}
 
 
 def _settings(text: str) -> Iterator[tuple[str, str]]:

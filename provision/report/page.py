@@ -17,8 +17,18 @@ from typing import Any
 from provision import __version__
 from provision.output_text import duration
 from provision.render import template_text
-from provision.report.curves import run_curves, sample_values
-from provision.report.data import SHOWN, Happening, NodeData, RunData, clock_jumps, configuration, happenings
+from provision.report.curves import run_curves
+from provision.report.data import (
+    COMPARED,
+    SHOWN,
+    Happening,
+    NodeData,
+    RunData,
+    clock_jumps,
+    comparable,
+    configuration,
+    happenings,
+)
 from provision.report.picture import escaped, picture
 
 _UPLOT = "report/uplot-1.6.32"
@@ -174,25 +184,32 @@ def _notes(runs: Sequence[RunData]) -> Iterator[str]:
             yield f"{name}{_label('not_finite', 'losses that are NaN or infinite:')} {len(broken):,}; "
             yield f"{_label('first_step', 'the first one is at step')} {broken[0]:,}"
         jumped = [node.name for node in run.nodes if clock_jumps(time for _, time in node.times)]
-        jumped += [node.name for node in run.nodes if clock_jumps(sample["time"] for sample in node.samples)]
+        jumped += [node.name for node in run.nodes if clock_jumps(sample.time for sample in node.samples)]
         if jumped:
             names = ", ".join(escaped(node) for node in dict.fromkeys(jumped))
             yield f"{name}{_label('jumped', 'the clocks of these nodes went back during the run:')} {names}"
 
 
 def _differences(runs: Sequence[RunData]) -> str:
-    known = [
-        {**configuration(run), "nodes": ", ".join(node.name for node in run.nodes), "state": run.state} for run in runs
-    ]
-    keys = sorted({key for each in known for key in each})
+    known = [comparable(run) for run in runs]
+    unknown = [run.id for run in runs if not configuration(run)]
+    compared = known if not unknown else [{key: each[key] for key in COMPARED} for each in known]
+    keys = sorted({key for each in compared for key in each})
     rows = [
-        (f"<code>{escaped(key)}</code>", *(escaped(each.get(key, "\N{EN DASH}")) for each in known))
+        (f"<code>{escaped(key)}</code>", *(escaped(each.get(key, "\N{EN DASH}")) for each in compared))
         for key in keys
-        if len({each.get(key) for each in known}) > 1
+        if len({each.get(key) for each in compared}) > 1
     ]
+    text = ""
+    if unknown:
+        label = _label(
+            "unknown", "The configuration of these runs is not known, so only nodes and states are compared:"
+        )
+        text = f"<p>{label} {escaped(', '.join(unknown))}</p>"
     if not rows:
-        return f"<p>{_label('no_difference', 'No difference in configuration, release and nodes is known.')}</p>"
-    return _table((("name", "Name"), *(("", escaped(run.id)) for run in runs)), rows)
+        label = _label("no_difference", "No difference in configuration, release and nodes is known.")
+        return f"{text}<p>{label}</p>"
+    return text + _table((("name", "Name"), *(("", escaped(run.id)) for run in runs)), rows)
 
 
 def _curves(runs: Sequence[RunData]) -> str:
@@ -213,11 +230,11 @@ def _curves(runs: Sequence[RunData]) -> str:
 
 
 def _sampled(node: NodeData, name: str) -> Iterator[tuple[float, float]]:
-    start = node.samples[0]["time"] if node.samples else 0.0
+    start = node.samples[0].time if node.samples else 0.0
     for sample in node.samples:
-        value = sample_values(sample).get(name)
+        value = sample.values.get(name)
         if value is not None:
-            yield sample["time"] - start, value
+            yield sample.time - start, value
 
 
 def _numbers(run: RunData) -> str:
@@ -254,7 +271,7 @@ def _attempts(run: RunData) -> str:
 def _nodes(run: RunData) -> str:
     rows = []
     for node in run.nodes:
-        values = [sample_values(sample) for sample in node.samples]
+        values = [sample.values for sample in node.samples]
         means = [[each[name] for each in values if name in each] for name in ("gpu", "gpu_memory", "memory", "network")]
         rows.append((
             escaped(node.name),

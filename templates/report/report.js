@@ -7,6 +7,7 @@
     speed: "词元/秒(中位数)", restarts: "重启次数", release: "环境版本", live: "生成报告时该运行仍在进行。",
     no_files: "以下节点没有文件:", no_numbers: "日志中没有步数和损失。", not_finite: "损失为 NaN 或无穷大的步数:",
     first_step: "首次出现在第", jumped: "运行期间以下节点的时钟发生了回退:",
+    unknown: "以下运行的配置未知,因此只比较节点和状态:",
     no_difference: "配置、环境版本和节点没有已知差异。", line: "行", step: "步", loss: "损失", eval_loss: "评估损失",
     lr: "学习率", grad_norm: "梯度范数", tokens_per_second: "词元/秒", ms: "毫秒/步", restart: "重启", time: "时间",
     text: "内容", cause: "原因", node: "节点", rank: "编号", gpu: "GPU 利用率(%)", gpu_memory: "GPU 显存(GiB)",

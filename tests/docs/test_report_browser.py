@@ -6,6 +6,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from provision.report import NodeData, RunData, report_page
+from provision.report.data import Sample
 from trainer.reader import Row
 
 BEGAN = 1_795_396_000.0
@@ -21,7 +22,7 @@ def run(name="r1", steps=200, **more):
             rank,
             ({"event": "attempt", "time": BEGAN + 60, "attempt": 2, "checkpoint": "/out/<b>"},),
             tuple((step, BEGAN + step - (90 if step == 100 else 0)) for step in range(1, steps)),
-            tuple({"time": BEGAN + at, "gpus": [{"use": at % 100}], "step": at} for at in range(0, steps, 10)),
+            tuple(Sample(BEGAN + at, at, {"gpu": at % 100}) for at in range(0, steps, 10)),
         )
         for rank in range(2)
     )

@@ -169,7 +169,7 @@ def test_truncated_and_wrong_lines_are_skipped():
     ]
     node = read_node("n", events, ['{"time": 1, "rss": 5}', '{"time": 2, "gp', "[]", '{"time": "x"}'], "{", rank=3)
     assert node.times == ((1, 5.5),)
-    assert node.samples == ({"time": 1, "rss": 5},)
+    assert [(sample.time, sample.step) for sample in node.samples] == [(1, None)]
     assert (node.state, node.rank) == ({}, 3)
     assert "<main>" in report_page([RunData("r", nodes=(node,))], NOW)
 
@@ -188,8 +188,8 @@ def test_a_running_run_is_marked():
 
 def test_samples_of_a_thousand_nodes_are_thinned():
     samples = [json.dumps({"time": number, "rss": 1}) for number in range(5000)]
-    assert len(read_node("n", [], samples, "", nodes=1000).samples) <= 400
-    assert len(read_node("n", [], samples, "").samples) == 2500
+    assert len(read_node("n", [], samples, "", nodes=1000).samples) <= 200
+    assert len(read_node("n", [], samples, "").samples) == 1667
 
 
 def test_equal_events_of_several_nodes_are_one():
@@ -227,6 +227,20 @@ def test_differences_of_runs_are_listed():
     assert "sft.yaml: lr" in part
     assert "gpu02" in part
     assert "seed" not in part
+
+
+def test_what_every_run_has_of_its_own_is_no_difference():
+    def of(name):
+        return RunData(name, record={"argv": ["--out", f"/out/{name}"], "master": f"10.0.0.1:{name}"})
+
+    assert "No difference" in report_page([of("run-1"), of("run-2")], NOW)
+
+
+def test_an_unknown_configuration_is_no_difference():
+    page = report_page([RunData("a", files={"sft.yaml": "lr: 1"}), RunData("b")], NOW)
+    part = re.search(r'id="differences".*?</section>', page)[0]
+    assert "is not known" in part
+    assert "sft.yaml" not in part
 
 
 @pytest.mark.parametrize("shell", SHELLS)
