@@ -115,8 +115,8 @@
     const days = Math.floor(whole / 86400), rest = `${Math.floor(whole / 3600) % 24}:${two(Math.floor(whole / 60) % 60)}`;
     return (days ? `${days}d ` : "") + (whole < 86400 ? `${rest}:${two(whole % 60)}` : rest);
   };
-  const short = (value) => value === null || value === undefined ? "–" : Math.abs(value) >= 1e5 || (value && Math.abs(value) < 1e-3)
-    ? (+value.toPrecision(4)).toExponential() : String(+value.toPrecision(5));
+  const short = (value) => value === null || value === undefined ? "–" : Math.abs(value) >= 1e9 || (value && Math.abs(value) < 1e-3)
+    ? (+value.toPrecision(4)).toExponential() : Math.abs(value) >= 1e4 ? Math.round(value).toLocaleString("en") : String(+value.toPrecision(5));
 
   // Vertical lines: restarts, hangs, ends, warnings; short red ones at the top: values that are not finite.
   const markers = (curves, colours) => (plot) => {
