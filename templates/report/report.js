@@ -252,7 +252,7 @@
   root.append(
     make("div", {className: "tools"}, control("align", "Align by", align), control("smooth", "Smoothing", smooth), control("log", "Logarithmic loss", log),
       control("marks", "Events", marks), make("span", {}, button("left", "←", "Move left"), " ", button("right", "→", "Move right"), " ",
-        button("in", "+", "Zoom in"), " ", button("out", "−", "Zoom out"), " ", button("reset", "0", "Show all"))),
+        button("in", "+", "Zoom in"), " ", button("out", "−", "Zoom out"), " ", button("reset", "↔", "Show all"))),
     make("p", {className: "hint", textContent: say("keys", "Drag to zoom, double-click to show all; with a curve in focus also ← → + - 0.")}),
   );
   const grid = root.appendChild(make("div", {className: "grid"}));

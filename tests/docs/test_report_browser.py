@@ -126,7 +126,7 @@ def test_a_phone_shows_no_horizontal_bar(show):
 
 
 def test_half_a_million_points_open_quickly(show):
-    """The limit is far above the usual 0.5 s, since other tests share the cores; docs/benchmarks.md has figures."""
+    """The usual time is half a second; the limit is larger, because other tests share the cores."""
     times = tuple((step, BEGAN + step * 0.5 + (step * 7919 % 97) / 500) for step in range(POINTS))
     rows = tuple(Row(step, 1 + (step * 7919 % 1009) / 1e3) for step in range(POINTS))
     browser = show(RunData("big", "finished", (NodeData("gpu01", times=times),), rows))

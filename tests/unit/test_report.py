@@ -243,6 +243,18 @@ def test_an_unknown_configuration_is_no_difference():
     assert "sft.yaml" not in part
 
 
+def node_script(logs, job):
+    mark = "@clusterctl:0123456789abcdef"
+    text = render("run/report.sh.j2", mark=mark, logs=str(logs), job=str(job), limit=1000, samples=10, files=20)
+    return text, mark
+
+
+def test_shellcheck(tmp_path):
+    file = tmp_path / "report.sh"
+    file.write_text(node_script(tmp_path, tmp_path)[0])
+    subprocess.run([Path(sys.executable).with_name("shellcheck"), "--shell=sh", file], check=True, timeout=60)
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_node_sends_its_part(tmp_path, shell):
     logs, job = tmp_path / "logs", tmp_path / "job"
@@ -254,8 +266,7 @@ def test_a_node_sends_its_part(tmp_path, shell):
     (logs / "state.json").write_text('{"state": "failed"}')
     (job / "sft.yaml").write_text("lr: 1\n")
     (job / "big.json").write_text("x" * 70_000)
-    mark = "@clusterctl:0123456789abcdef"
-    script = render("run/report.sh.j2", mark=mark, logs=str(logs), job=str(job), limit=1000, samples=10, files=20)
+    script, mark = node_script(logs, job)
     done = subprocess.run([*SHELLS[shell], "-c", script], capture_output=True, text=True, timeout=30, check=True)
     files = split(done.stdout, mark)
     assert files["events.jsonl"].strip() == '{"event": "exit", "rc": 1}'
