@@ -6,7 +6,7 @@
 - ``page``: the HTML; ``templates/report/`` has its program, its style and uPlot (MIT)
 """
 
-from provision.report.data import NodeData, RunData, read_node
+from provision.report.data import NodeData, RunData, read_node, samples_of
 from provision.report.page import report_page
 
-__all__ = ["NodeData", "RunData", "read_node", "report_page"]
+__all__ = ["NodeData", "RunData", "read_node", "report_page", "samples_of"]

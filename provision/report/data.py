@@ -112,6 +112,11 @@ class RunData:
         return max((time for time in last if time), default=None)
 
 
+def samples_of(nodes: int) -> int:
+    """How many samples of each node are shown, for a number of nodes."""
+    return min(SAMPLES, max(_LEAST, _TOGETHER // max(1, nodes)))
+
+
 def read_node(
     name: str, events: Iterable[str], samples: Sequence[str], state: str, *, rank: int = 0, nodes: int = 1
 ) -> NodeData:
@@ -132,7 +137,7 @@ def read_node(
                 times.append((int(found[2]), float(found[1])))
         elif '"event": "log"' not in line and (event := fields.read(line)) and event.get("event") not in _SKIPPED:
             kept.append(event)
-    most = min(SAMPLES, max(_LEAST, _TOGETHER // max(1, nodes)))
+    most = samples_of(nodes)
     read = (fields.read(line) for line in samples[:: max(1, math.ceil(len(samples) / most))])
     own = fields.read(state) or {}
     own_rank = own.get("node_rank")

@@ -13,8 +13,7 @@ from provision.diagnosis import diagnose as judged
 from provision.errors import NodesFailedError, UsageError
 from provision.model import Node
 from provision.render import render
-from provision.report import NodeData, RunData, read_node
-from provision.report.data import SAMPLES
+from provision.report import NodeData, RunData, read_node, samples_of
 from provision.run import record as records
 from provision.run.found import LOST
 from provision.tasks.diagnose import diagnose, evidence_of, local_files, split
@@ -61,25 +60,31 @@ def report_run(session: Session, word: str | None) -> Reported:
         series = read_run(session, run.id).series
     except (UsageError, NodesFailedError):  # it has printed no number yet, or its first node did not answer
         series = Series()
-    nodes = tuple(
-        _node(part.node, parts[part.node], part.rank, len(run.parts)) for part in run.parts if parts.get(part.node)
-    )
     record = records.read(records.folder_of(session.inventory.path, run.id)) or {}
     data = RunData(
         run.id,
         run.state,
-        nodes,
+        tuple(parts[name].node for name in run.nodes if name in parts and parts[name].has_files),
         tuple(series),
         counted=series.counted,
         record=record,
         missing={**found.silent(run), **missing},
-        files=_configurations(parts.values()),
+        files={name: text for part in parts.values() for name, text in part.configurations.items()},
     )
     return Reported(data, diagnose(session, run.id))
 
 
-def _gathered(session: Session, run: Run) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """The texts of every part of a run, by node, and why nodes gave none."""
+@dataclass(frozen=True)
+class _Part:
+    """A node's answer: its part of the run, and the configuration files next to the run's code."""
+
+    node: NodeData
+    has_files: bool
+    configurations: Mapping[str, str]
+
+
+def _gathered(session: Session, run: Run) -> tuple[dict[str, _Part], dict[str, str]]:
+    """Every part of a run, by node, and why nodes gave none."""
     nodes = by_name(session.inventory)
     mark = f"@clusterctl:{secrets.token_hex(8)}"
     scripts = {
@@ -89,34 +94,29 @@ def _gathered(session: Session, run: Run) -> tuple[dict[str, dict[str, str]], di
             logs=logs_folder(session.inventory, part),
             job=str(run_folder(session.inventory, run.id) / "job"),
             limit=_MOST,
-            samples=SAMPLES,
+            samples=samples_of(len(run.parts)),
             files=_FILES if part is run.head else 0,
         )
         for part in run.parts
     }
     readers = {part.node: nodes[reader_of(part)] for part in run.parts}
 
-    def ask(node: Node) -> dict[str, str]:
-        return split(session.run(readers[node.name], scripts[node.name], deadline=_DEADLINE).out, mark)
+    ranks = {part.node: part.rank for part in run.parts}
+
+    def ask(node: Node) -> _Part:
+        texts = split(session.run(readers[node.name], scripts[node.name], deadline=_DEADLINE).out, mark)
+        events, samples = (texts.get(file, "").splitlines() for file in ("events.jsonl", "metrics.jsonl"))
+        state, rank = texts.get("state.json", ""), ranks[node.name]
+        return _Part(
+            read_node(node.name, events, samples, state, rank=rank, nodes=len(run.parts)),
+            bool(texts),
+            {name.removeprefix("job/"): text for name, text in texts.items() if name.startswith("job/")},
+        )
 
     with session.stage("report", f"Reading {run.id}") as shown:
         outcome = session.each(ask, on=[nodes[name] for name in scripts if name in nodes])
         shown.states = outcome.reasons
     return dict(outcome.ok), dict(outcome.reasons)
-
-
-def _node(name: str, texts: Mapping[str, str], rank: int, nodes: int) -> NodeData:
-    events, samples = (texts.get(file, "").splitlines() for file in ("events.jsonl", "metrics.jsonl"))
-    return read_node(name, events, samples, texts.get("state.json", ""), rank=rank, nodes=nodes)
-
-
-def _configurations(parts: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    return {
-        name.removeprefix("job/"): text
-        for texts in parts
-        for name, text in texts.items()
-        if name.startswith("job/")
-    }  # fmt: skip
 
 
 def report_folder(folder: Path) -> Reported:

@@ -63,7 +63,7 @@
   const has = (mode) => runs.some((run) => mode === "step" ? unpack(run.step)?.length : run.time || run.nodes.length);
   const state = {mode: has("step") ? "step" : "elapsed", smooth: 0, log: false, marks: true, range: null, print: false};
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const charts = [];
+  const charts = [], CELLS = 4e6;
   const root = document.getElementById("charts");
   const make = (tag, properties = {}, ...children) => {
     const element = Object.assign(document.createElement(tag), properties);
@@ -152,6 +152,26 @@
     return {...Object.fromEntries(Object.keys(light).map((key) => [key, get(`--${key}`)])), curves: lightCurves.map((_, at) => get(`--c${at}`))};
   };
 
+  // Joined curves have a cell for each x of any. Many curves get common places, with the mean of the values near each.
+  const together = (tables) => {
+    const longest = Math.max(...tables.map(([xs]) => xs.length));
+    if (tables.reduce((sum, [xs]) => sum + xs.length, 0) * tables.length <= CELLS || longest < 2) return tables;
+    const low = Math.min(...tables.map(([xs]) => xs[0])), high = Math.max(...tables.map(([xs]) => xs[xs.length - 1]));
+    const count = Math.max(50, Math.min(longest, Math.floor(CELLS / tables.length))), wide = (high - low) / count || 1;
+    return tables.map(([xs, ys]) => {
+      const places = [], means = [];
+      let last = -1, some = 0;
+      xs.forEach((x, at) => {
+        const place = Math.round((x - low) / wide), y = ys[at];
+        if (place !== last) { places.push(low + place * wide); means.push(y); last = place; some = y === null ? 0 : 1; } else if (y !== null) {
+          const end = means.length - 1;
+          means[end] = ((means[end] ?? 0) * some + y) / ++some;
+        }
+      });
+      return [places, means];
+    });
+  };
+
   const draw = (chart) => {
     chart.plot?.destroy();
     chart.plot = null;
@@ -163,7 +183,7 @@
     }
     chart.figure.hidden = !tables.length;
     if (!tables.length) return;
-    const data = tables.length > 1 ? uPlot.join(tables) : tables[0];
+    const data = tables.length > 1 ? uPlot.join(together(tables)) : tables[0];
     const many = used.length > 12, loss = chart.key.endsWith("loss") || chart.key === "grad_norm";
     const finite = data.slice(1).some((values) => values.some((value) => value != null));
     const positive = finite && data.slice(1).every((values) => values.every((value) => value == null || value > 0));
