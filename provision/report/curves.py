@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from provision.report.data import NodeData, RunData, happenings, row_times
+from provision.report.data import NodeData, RunData, happenings, is_finite, row_times
 from trainer.reader import FIELDS
 
 POINTS = 1_000_000  # rows of a run; of more, the page has every second, third, ... and all that are not finite
@@ -40,7 +40,7 @@ def run_curves(run: RunData) -> dict[str, Any]:
     rows, times = run.rows, row_times(run)
     by = math.ceil(len(rows) / POINTS) if rows else 1
     if by > 1:
-        kept = [place for place, row in enumerate(rows) if place % by == 0 or not _finite(row.loss)]
+        kept = [place for place, row in enumerate(rows) if place % by == 0 or not is_finite(row.loss)]
         rows, times = tuple(rows[place] for place in kept), [times[place] for place in kept]
     columns, bad = {}, {}
     for place, name in enumerate(FIELDS, 1):
@@ -79,7 +79,3 @@ def node_curves(node: NodeData) -> dict[str, Any]:
         "step": pack(steps, "d") if any(step is not None for step in steps) else None,
         "columns": {name: pack(values) for name, values in columns.items()},
     }
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
-import yaml
-
-from provision.masking import mask_text, mask_words
-from provision.run import fields
+from provision.errors import UsageError
+from provision.masking import mask_env, mask_text, mask_words
+from provision.run import config_text, fields
 from trainer.reader import Row
 
 Event = Mapping[str, Any]
@@ -22,12 +22,14 @@ SHOWN = 1000  # events that are listed
 _TOGETHER = 200_000  # samples of all nodes together
 _LEAST = 100  # samples of a node among very many
 _GIB = 1 << 30
+_HUGE = 1e300
 _SAME = 2.0  # seconds within which equal events of several nodes are one
 _PROGRESS = re.compile(r'"time": ?([0-9]{1,12}(?:\.[0-9]{1,9})?).{0,200}?"step": ?([0-9]{1,15})\b')
 _PLANNED = ("argv", "processes", "nnodes", "attempts", "grace", "cwd", "pattern")  # of a node's plan
 COMPARED = ("nodes", "state")  # what is known of every run
 _OWN = {"master", "env.MASTER_PORT"}
 _SETTINGS = 2000  # values of the configuration
+_FILE = 64 << 10  # characters of a configuration file
 _DEEP = 8  # levels of a configuration file
 _LONG = 2000  # characters of a value
 _SKIPPED = {"progress", "log"}  # events that are curves or log lines
@@ -172,8 +174,7 @@ def read_sample(sample: Event) -> Sample:
 
 def _gpu_values(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
     use, memory, power, heat = (
-        [gpu[name] for gpu in gpus if isinstance(gpu.get(name), int | float) and math.isfinite(gpu[name])]
-        for name in ("use", "memory", "power", "temperature")
+        [gpu[name] for gpu in gpus if is_finite(gpu.get(name))] for name in ("use", "memory", "power", "temperature")
     )
     if use:
         yield "gpu", sum(use) / len(use)
@@ -183,6 +184,11 @@ def _gpu_values(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]
         yield "power", sum(power)
     if heat:
         yield "temperature", max(heat)
+
+
+def is_finite(value: object) -> bool:
+    """Whether a value is a number that a curve can have; whole numbers of any size are compared exactly."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _HUGE
 
 
 def clock_jumps(times: Iterable[float]) -> int:
@@ -233,6 +239,7 @@ def happenings(run: RunData) -> list[Happening]:
             step = steps[at][1]
             at += 1
         kind, text, level = _described(event)
+        text = mask_text(text)
         attempt = event.get("attempt")
         key = (kind, text, attempt if isinstance(attempt, int) else 1)
         place = latest.get(key)
@@ -294,9 +301,10 @@ def configuration(run: RunData) -> dict[str, str]:
     if isinstance(plan, dict):
         found.update({f"plan.{key}": _shown(plan[key]) for key in _PLANNED if plan.get(key) not in (None, "", [])})
         env = plan.get("env")
-        found.update({f"env.{name}": _shown(env[name]) for name in sorted(env)} if isinstance(env, dict) else {})
+        if isinstance(env, dict):
+            found.update({f"env.{name}": _shown(value) for name, value in sorted(mask_env(env).items())})
     for name, text in sorted(run.files.items()):
-        found.update({f"{name}: {key}": value for key, value in _settings(text)})
+        found.update({f"{name}: {key}": value for key, value in _settings(name, text)})
     return dict(islice(found.items(), _SETTINGS))
 
 
@@ -306,24 +314,36 @@ def comparable(run: RunData) -> dict[str, str]:
     return {**own, "nodes": ", ".join(node.name for node in run.nodes), "state": run.state}
 
 
-def _settings(text: str) -> Iterator[tuple[str, str]]:
-    """The values of a configuration in YAML or JSON by their paths; none if it is no mapping."""
+@cache
+def _settings(name: str, text: str) -> tuple[tuple[str, str], ...]:
+    """The values of a configuration in YAML or JSON by their paths; none if it is no mapping of bounded size."""
     try:
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return
-    if isinstance(content, dict):
-        for key, value in islice(_flat("", content, 0), _SETTINGS):
-            word = mask_words([f"{key.rpartition('.')[2]}={value}"])[0]
-            yield key, _shown(word.partition("=")[2])
+        content = config_text.load(name, text)[1] if len(text) <= _FILE else None
+    except UsageError:
+        return ()
+    if not isinstance(content, dict):
+        return ()
+    found = []
+    for key, value in islice(_flat("", content, 0), _SETTINGS):
+        word = mask_words([f"{key.rpartition('.')[2]}={value}"])[0]
+        found.append((key, _shown(word.partition("=")[2])))
+    return tuple(found)
 
 
 def _flat(path: str, content: object, depth: int) -> Iterator[tuple[str, object]]:
-    if isinstance(content, dict) and depth < _DEEP:
-        for key, value in content.items():
-            yield from _flat(f"{path}.{key}" if path else str(key), value, depth + 1)
+    """The values of mappings, also of those in lists, so that each has the name that shows whether it is a secret."""
+    if isinstance(content, dict):
+        inner = list(content.items())
+    elif isinstance(content, list) and any(isinstance(each, dict | list) for each in content):
+        inner = list(enumerate(content))
     else:
         yield path, content
+        return
+    if depth == _DEEP:
+        yield path, "\N{HORIZONTAL ELLIPSIS}"
+        return
+    for key, value in inner:
+        yield from _flat(f"{path}.{key}" if path else str(key), value, depth + 1)
 
 
 def _shown(value: object) -> str:

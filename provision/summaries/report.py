@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from provision.env.text import number
+from provision.masking import mask_text
 from provision.output_text import Summary, size
 from provision.summaries.diagnosis import diagnosis_output, earlier_reasons
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 def described(diagnosis: Diagnosis) -> dict[str, Any]:
     """The fields of ``RunData`` that a diagnosis fills."""
-    return {"diagnosis": diagnosis_output(diagnosis)[1], "causes": tuple(earlier_reasons(diagnosis.earlier))}
+    causes = tuple(map(mask_text, earlier_reasons(diagnosis.earlier)))
+    return {"diagnosis": mask_text(diagnosis_output(diagnosis)[1]), "causes": causes}
 
 
 def report_output(path: Path, written: int, runs: Sequence[RunData]) -> Summary:
