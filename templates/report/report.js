@@ -208,12 +208,17 @@
       legend: {show: !many}, focus: {alpha: many ? 0.25 : 1}, cursor: {focus: {prox: many ? 24 : -1}, sync: {key: "all", setSeries: false}},
       hooks: {
         draw: [markers(used, colours)],
-        setScale: [(plot, key) => { if (key === "x" && chart.plot === plot && !sharing) share(plot); }],
+        setScale: [(plot, key) => {
+          if (key !== "x") return;
+          chart.figure.dataset.range = `${plot.scales.x.min} ${plot.scales.x.max}`;
+          if (chart.plot === plot && !sharing) share(plot);
+        }],
         setSeries: [(_, at) => { if (many) chart.focus.textContent = at === null ? "" : series[at]?.label || ""; }],
       },
     }, shown, chart.place);
     chart.figure.dataset.drawn = Math.round(performance.now());
-    chart.all = [data[0][0], data[0][data[0].length - 1]];
+    const first = data[0][0], last = data[0][data[0].length - 1];
+    chart.all = first < last ? [first, last] : [first - 0.5, first + 0.5];
     chart.place.querySelectorAll(".u-series").forEach((row, at) => { row.hidden = series[at]?.label === ""; });
     for (const label of chart.place.querySelectorAll(".u-legend th")) {
       label.tabIndex = 0;
@@ -232,8 +237,7 @@
   const apply = (range) => {
     sharing = true;
     state.range = range;
-    const all = ends();
-    for (const chart of charts) zoom(chart, range || all);
+    for (const chart of charts) zoom(chart, range || chart.all);
     requestAnimationFrame(() => { sharing = false; });
   };
   const share = (plot) => {

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from provision.report import NodeData, RunData, report_page
@@ -66,6 +67,32 @@ def test_alignment_smoothing_and_zoom_keep_the_curves(show):
         plot.send_keys(key)
     shown = [each.text for each in browser.all("figure[data-key=loss] .u-legend th") if each.is_displayed()]
     assert [each.strip(":") for each in shown] == ["Step", "r1"]
+    assert not browser.errors()
+
+
+def ranges(browser):
+    """What each drawn chart shows, by its key."""
+    script = "return [...document.querySelectorAll('figure[data-range]')].map(e => [e.dataset.key, e.dataset.range])"
+    return {key: [float(end) for end in text.split()] for key, text in browser.driver.execute_script(script)}
+
+
+def test_a_zoom_is_that_of_all_curves_and_stays(show):
+    browser = show(run())
+    browser.wait(lambda: {"loss", "lr"} <= set(ranges(browser)))
+    whole = ranges(browser)["loss"]
+    plot = browser.all("figure[data-key=loss] .plot")[0]
+    plot.send_keys("+")
+    browser.wait(lambda: ranges(browser)["loss"] != whole)
+    near = ranges(browser)["loss"]
+    assert near[1] - near[0] == pytest.approx((whole[1] - whole[0]) / 2, rel=0.02)
+    browser.wait(lambda: ranges(browser)["lr"] == near)
+    browser.driver.execute_script("const s = document.getElementById('smooth'); s.value = 0.5; s.onchange()")
+    browser.wait(lambda: ranges(browser)["lr"] == near == ranges(browser)["loss"])
+    area = browser.all("figure[data-key=lr] .u-over")[0]
+    ActionChains(browser.driver).move_to_element(area).click_and_hold().move_by_offset(60, 0).release().perform()
+    browser.wait(lambda: ranges(browser)["loss"][1] - ranges(browser)["loss"][0] < 50)
+    ActionChains(browser.driver).double_click(area).perform()
+    browser.wait(lambda: ranges(browser)["loss"] == whole == ranges(browser)["lr"])
     assert not browser.errors()
 
 
