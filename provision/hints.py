@@ -35,6 +35,7 @@ WITH_INVENTORY = (
     "prune",
     "push",
     "releases",
+    "report",
     "resume",
     "rollback",
     "run",

@@ -55,6 +55,13 @@ def render(template: str, /, **values: object) -> str:
         raise ClusterctlError(f"template {template}: {error}") from error
 
 
+def template_text(template: str) -> str:
+    """The text of a file below ``templates/`` as it is."""
+    environment = template_environment()
+    assert environment.loader is not None
+    return environment.loader.get_source(environment, template)[0]
+
+
 def quote(value: object) -> str:
     r"""Quote a string, a path or a number as one word of sh.
 

@@ -99,7 +99,7 @@ def _give_up(_number: int, _frame: FrameType | None) -> None:
 NODES = _Named(_nodes, several=True)
 RUN = _Named(_runs)
 RELEASE = _Named(_releases)
-TYPES = {"limit": NODES, "exclude": NODES, "node": NODES, "run": RUN, "to": RELEASE, "release": RELEASE}
+TYPES = {"limit": NODES, "exclude": NODES, "node": NODES, "run": RUN, "runs": RUN, "to": RELEASE, "release": RELEASE}
 
 
 def complete(command: click.Command) -> None:

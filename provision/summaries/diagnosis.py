@@ -139,10 +139,16 @@ def _condition(condition: Condition, run: str) -> Iterator[str]:
     yield from _advice(condition.fix, run)
 
 
-def _earlier(verdicts: Iterable[Verdict]) -> Iterator[str]:
-    for number, verdict in enumerate(verdicts, 1):
+def earlier_reasons(verdicts: Iterable[Verdict]) -> Iterator[str]:
+    """Of each earlier attempt, who failed and why."""
+    for verdict in verdicts:
         reason = verdict.first.says if verdict.first else verdict.reason or "no line of the logs says why"
-        yield f"attempt {number}: {_who(verdict.node, verdict.rank)}: {reason}"
+        yield f"{_who(verdict.node, verdict.rank)}: {reason}"
+
+
+def _earlier(verdicts: Iterable[Verdict]) -> Iterator[str]:
+    for number, reason in enumerate(earlier_reasons(verdicts), 1):
+        yield f"attempt {number}: {reason}"
 
 
 def _advice(fix: Iterable[str], run: str, node: str = "NODE") -> Iterator[str]:

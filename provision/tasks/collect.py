@@ -119,6 +119,8 @@ def collect(session: Session, word: str | None, to: Path, *, only: str | None = 
     with session.stage("collect", f"Collecting {run.id}", None, "bytes") as shown:
         collection = Collection(session, run, to / run.id, found.unreachable, shown)
         collected = collection.collect(only, fp32=fp32)
+        if kept := record.read(record.folder_of(session.inventory.path, run.id)):
+            record.write(to / run.id, kept)  # for ``report``, on machines without it
         shown.states = dict.fromkeys(collected.failed, "failed")
     if only != "logs" and run.ended and not collected.failed:  # ``runs prune`` may then remove it without a question
         mark = {"checkpoint": collected.checkpoint.name, "began": run.head.number("began")}

@@ -45,6 +45,12 @@ def test_a_template_renders_from_the_wheel(installed):
     assert "mv -T -- '/a b' /c" in result.stdout
 
 
+def test_a_report_is_written_from_the_wheel(installed):
+    program = "from provision.report import RunData, report_page; print(report_page([RunData('r1')], 0.0))"
+    result = run(installed, "-c", program)
+    assert "leeoniya/uPlot" in result.stdout, result.stderr
+
+
 def test_the_agent_is_in_the_wheel(installed):
     program = "from provision.run.files import sources; print(*sources('agent'))"
     result = run(installed, "-c", program)

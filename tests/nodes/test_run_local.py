@@ -71,9 +71,19 @@ def test_logs_and_stop_without_ssh(alone):
         assert time.monotonic() < until, logs.stdout + logs.stderr
         time.sleep(0.5)
     assert "rank 0 of 1, local rank 0" in logs.stdout
+    reported = alone.run("report", run, "--output", "live.html")
+    assert reported.returncode == 0, reported.stderr
+    assert "the run was running when this report was written" in (alone.folder / "live.html").read_text()
     stopped = alone.run("stop", run)
     assert stopped.returncode == 0, stopped.stderr
     assert "no process left" in " ".join(stopped.stdout.split())
+    collected = alone.run("collect", run, "--only", "logs", "--to", "here")
+    assert collected.returncode == 0, collected.stderr
+    reported = alone.run("report", f"here/{run}")
+    assert reported.returncode == 0, reported.stderr
+    page = (alone.folder / f"report-{run}.html").read_text()
+    assert '<b class="state stopped">' in page
+    assert "steps.py --output out --steps 100000" in page or "steps.py --steps 100000 --output out" in page
 
 
 def test_ctrl_c_at_every_other_event_of_train_leaves_no_process(alone):

@@ -18,7 +18,7 @@ LAYERS = (
     {"__init__", "errors", "model"},
     # pure: everything that decides
     {"inventory", "render", "script", "env", "data", "checks", "services", "launchers", "output_text", "run", "tool"}
-    | {"ospackages", "netbench", "diagnosis", "hints", "masking", "stages", "registry", "typed"},
+    | {"ospackages", "netbench", "diagnosis", "hints", "masking", "stages", "registry", "typed", "report"},
     # what reaches nodes
     {"ssh", "sandbox", "transfer"},
     {"session"},
@@ -148,7 +148,7 @@ def test_provision_and_trainer_never_import_each_other():
     """But for what decides on both sides: the commands may use the trainer's pure packages."""
     for path in sources("provision"):
         theirs = {lent_part(name) for name in imports(path) if name.partition(".")[0] == "trainer"}
-        lent = set(LENT) if name_of(path) in {"tasks", "cli", "diagnosis"} else set()
+        lent = set(LENT) if name_of(path) in {"tasks", "cli", "diagnosis", "report"} else set()
         lent |= {"trainer.agent.checkpoints"} if name_of(path) == "run" else set()
         assert theirs <= lent | {"trainer.bounds", "trainer.words", "trainer.agent.contract"}, path
     for path in sources("trainer"):

@@ -292,6 +292,7 @@ def reported(argv, capsys):
         ["collect", "r1", "--to", "here there"],
         ["diagnose", "r1"],
         ["metrics", "r1"],
+        ["report", "r1"],
         ["train", "train.yaml", "--env", "A=b c"],
         ["train", "--dry-run", "train.yaml"],
         ["bench", "nccl"],

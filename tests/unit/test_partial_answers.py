@@ -76,6 +76,15 @@ def test_metrics_from_another_node_than_the_first_are_marked(cluster, run):
     assert "these are the numbers of gpu01; no answer from gpu02" in err
 
 
+def test_a_report_without_a_silent_node_is_written_and_named(cluster, run):
+    code, out, err = run("report", "r1")
+    assert code == 5
+    assert "report-r1.html: 1 run" in out
+    assert "gpu02: no route to host" in err
+    assert "clusterctl report r1" in err
+    assert "gpu02 (no route to host)" in (cluster.folder / "report-r1.html").read_text()
+
+
 def test_a_checkpoint_that_lacks_a_nodes_files_is_not_called_incomplete_for_all(tmp_path, monkeypatch):
     inventory = Inventory(Path(tmp_path, "inventory.yaml"), PurePosixPath("/opt/llm/current"), NODES)
     tmp_path.chmod(0o755)

@@ -1,0 +1,314 @@
+"""The report's HTML: tables and pictures that need no script, and the data of the curves.
+
+Everything from nodes and logs is escaped. The page may run and show only what is in it: its policy
+(Content-Security-Policy) names the digests of its own scripts and style, and no other source.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime, timezone
+from statistics import fmean, median
+from typing import Any
+
+from provision import __version__
+from provision.output_text import duration
+from provision.render import template_text
+from provision.report.curves import run_curves
+from provision.report.data import (
+    COMPARED,
+    SHOWN,
+    Happening,
+    NodeData,
+    RunData,
+    clock_jumps,
+    comparable,
+    configuration,
+    happenings,
+)
+from provision.report.picture import escaped, picture
+
+_UPLOT = "report/uplot-1.6.32"
+_CURVES = (  # a row's field, and the English title
+    ("loss", "Loss"),
+    ("eval_loss", "Evaluation loss"),
+    ("lr", "Learning rate"),
+    ("grad_norm", "Gradient norm"),
+    ("tokens_per_second", "Tokens per second"),
+    ("ms", "Milliseconds per step"),
+)
+_DRAWN = 8  # runs or nodes in a picture without scripts
+_TABLE = 40  # rows in the table of numbers
+_ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def report_page(runs: Sequence[RunData], now: float) -> str:
+    """The HTML of a report on one or several runs.
+
+    Args:
+        runs: the runs; the first one is compared with the others.
+        now: epoch seconds.
+    """
+    style = template_text(f"{_UPLOT}/uPlot.min.css") + template_text("report/report.css")
+    scripts = [template_text(f"{_UPLOT}/uPlot.iife.min.js"), template_text("report/report.js")]
+    policy = (
+        f"default-src 'none'; script-src {' '.join(map(_digest, scripts))}; style-src {_digest(style)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    data = _json({"runs": [run_curves(run) for run in runs]})
+    title = ", ".join(run.id for run in runs)
+    licence = template_text(f"{_UPLOT}/LICENSE").replace("--", "- -")
+    body = "".join(_body(runs, now))
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
+        f"<title>{escaped(title)}</title><style>{style}</style></head>\n<body>{body}\n"
+        f'<script id="data" type="application/json">{data}</script>\n<!-- uPlot 1.6.32\n{licence}-->\n'
+        + "".join(f"<script>{script}</script>\n" for script in scripts)
+        + "</body></html>\n"
+    )
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _json(data: Any) -> str:
+    """JSON that is also safe inside ``<script>``."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character, escape in _ESCAPED.items():
+        text = text.replace(character, escape)
+    return text
+
+
+def _label(key: str, english: str, tag: str = "span") -> str:
+    """A text of the page itself, which the script replaces in Chinese browsers."""
+    return f'<{tag} data-i="{key}">{english}</{tag}>'
+
+
+def _body(runs: Sequence[RunData], now: float) -> Iterator[str]:
+    title = escaped(runs[0].id) if len(runs) == 1 else _label("comparison", "Comparison of runs")
+    yield f"<header><h1>{title}</h1><p>{_label('written', 'Written by clusterctl')} {escaped(__version__)}, "
+    yield f"<time>{_when(now)}</time></p></header><main>"
+    yield _section("summary", "Summary", _summary(runs))
+    if notes := list(_notes(runs)):
+        yield "".join(f'<p class="note">{note}</p>' for note in notes)
+    if len(runs) > 1:
+        yield _section("differences", "Differences", _differences(runs))
+    yield _section("curves", "Curves", _curves(runs))
+    for key, english, part in (
+        ("diagnosis", "Diagnosis", _diagnosis),
+        ("attempts", "Restarts", _attempts),
+        ("nodes", "Nodes", _nodes),
+        ("configuration", "Configuration", _configuration),
+        ("events", "Events", _events),
+    ):
+        parts = [(run, part(run)) for run in runs]
+        content = "".join(
+            (f"<h3>{escaped(run.id)}</h3>" if len(runs) > 1 else "") + text for run, text in parts if text
+        )
+        if content:
+            yield _section(key, english, content)
+    yield "</main>"
+
+
+def _section(key: str, english: str, content: str) -> str:
+    return f'<section id="{key}"><h2 data-i="{key}">{english}</h2>{content}</section>'
+
+
+def _table(heads: Sequence[tuple[str, str]], rows: Iterable[Sequence[str]]) -> str:
+    """A table; the cells are HTML already."""
+    head = "".join(_label(key, english, "th") for key, english in heads)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _when(time: float | None) -> str:
+    if time is None:
+        return ""
+    try:
+        return datetime.fromtimestamp(time, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (OverflowError, OSError, ValueError):
+        return f"{time:.0f}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
+
+
+def _summary(runs: Sequence[RunData]) -> str:
+    rows = []
+    for run in runs:
+        losses = [row for row in run.rows if row.loss is not None]
+        speeds = [row.tokens_per_second for row in run.rows if row.tokens_per_second is not None]
+        began, ended = run.began, run.ended
+        attempts = max((each.attempt for each in happenings(run)), default=1)
+        rows.append((
+            escaped(run.id),
+            f'<b class="state {escaped(run.state)}">{escaped(run.state)}</b>',
+            _number(len(run.nodes) + len(run.missing)),
+            _when(began),
+            escaped(duration(max(0.0, ended - began))) if began is not None and ended is not None else "",
+            _number(run.rows[-1].step) if run.rows else "",
+            _number(losses[-1].loss) if losses else "",
+            _number(round(median(speeds))) if speeds else "",
+            _number(attempts - 1),
+            escaped(configuration(run).get("release", "")),
+        ))  # fmt: skip
+    heads = (
+        ("run", "Run"), ("state", "State"), ("node_count", "Nodes"), ("started", "Started"),
+        ("duration", "Duration"), ("last_step", "Last step"), ("last_loss", "Last loss"),
+        ("speed", "Tokens/s (median)"), ("restarts", "Restarts"), ("release", "Release"),
+    )  # fmt: skip
+    return _table(heads, rows)
+
+
+def _notes(runs: Sequence[RunData]) -> Iterator[str]:
+    """What a reader must know before the numbers."""
+    for run in runs:
+        name = f"{escaped(run.id)}: "
+        if run.state in {"running", "starting", "meeting", "ending"}:
+            yield name + _label("live", "the run was running when this report was written.")
+        if run.missing:
+            missing = ", ".join(f"{escaped(node)} ({escaped(why)})" for node, why in list(run.missing.items())[:20])
+            yield name + _label("no_files", "no files of these nodes:") + f" {missing}"
+        if not run.rows:
+            yield name + _label("no_numbers", "its log has no step and no loss.")
+        broken = [row.step for row in run.rows if row.loss is not None and not abs(row.loss) < float("inf")]
+        if broken:
+            yield f"{name}{_label('not_finite', 'losses that are NaN or infinite:')} {len(broken):,}; "
+            yield f"{_label('first_step', 'the first one is at step')} {broken[0]:,}"
+        jumped = [node.name for node in run.nodes if clock_jumps(time for _, time in node.times)]
+        jumped += [node.name for node in run.nodes if clock_jumps(sample.time for sample in node.samples)]
+        if jumped:
+            names = ", ".join(escaped(node) for node in dict.fromkeys(jumped))
+            yield f"{name}{_label('jumped', 'the clocks of these nodes went back during the run:')} {names}"
+
+
+def _differences(runs: Sequence[RunData]) -> str:
+    known = [comparable(run) for run in runs]
+    unknown = [run.id for run in runs if not configuration(run)]
+    compared = known if not unknown else [{key: each[key] for key in COMPARED} for each in known]
+    keys = sorted({key for each in compared for key in each})
+    rows = [
+        (f"<code>{escaped(key)}</code>", *(escaped(each.get(key, "\N{EN DASH}")) for each in compared))
+        for key in keys
+        if len({each.get(key) for each in compared}) > 1
+    ]
+    text = ""
+    if unknown:
+        label = _label(
+            "unknown", "The configuration of these runs is not known, so only nodes and states are compared:"
+        )
+        text = f"<p>{label} {escaped(', '.join(unknown))}</p>"
+    if not rows:
+        label = _label("no_difference", "No difference in configuration, release and nodes is known.")
+        return f"{text}<p>{label}</p>"
+    return text + _table((("name", "Name"), *(("", escaped(run.id)) for run in runs)), rows)
+
+
+def _curves(runs: Sequence[RunData]) -> str:
+    pictures = []
+    for name, title in _CURVES:
+        lines = [
+            (run.id, [(row.step, value) for row in run.rows if (value := getattr(row, name)) is not None])
+            for run in runs[:_DRAWN]
+        ]
+        pictures.append(picture(title, lines))
+    for name, title in (("gpu", "GPU utilisation, %"), ("memory", "Memory used, GiB")):
+        nodes = [node for run in runs for node in run.nodes][:_DRAWN]
+        pictures.append(picture(title, [(node.name, list(_sampled(node, name))) for node in nodes]))
+    tables = "".join(
+        f"<details open><summary>{escaped(run.id)}</summary>{_numbers(run)}</details>" for run in runs if run.rows
+    )
+    return f'<div id="charts"></div><noscript>{"".join(pictures)}</noscript>{tables}'
+
+
+def _sampled(node: NodeData, name: str) -> Iterator[tuple[float, float]]:
+    start = node.samples[0].time if node.samples else 0.0
+    for sample in node.samples:
+        value = sample.values.get(name)
+        if value is not None:
+            yield sample.time - start, value
+
+
+def _numbers(run: RunData) -> str:
+    """A table of evenly spaced rows, with the last one."""
+    by = max(1, -(-len(run.rows) // _TABLE))
+    rows = [*run.rows[:-1:by], run.rows[-1]]
+    fields = [(name, title) for name, title in _CURVES if any(getattr(row, name) is not None for row in rows)]
+    cells = ((_number(row.step), *(_number(getattr(row, name)) for name, _ in fields)) for row in rows)
+    return _table((("line", "Line") if run.counted else ("step", "Step"), *fields), cells)
+
+
+def _diagnosis(run: RunData) -> str:
+    return f"<pre>{_lines(run.diagnosis)}</pre>" if run.diagnosis else ""
+
+
+def _lines(text: str) -> str:
+    return "\n".join(escaped(line) for line in text.splitlines())
+
+
+def _attempts(run: RunData) -> str:
+    """The restarts with their causes."""
+    found = [each for each in happenings(run) if each.kind == "restart"]
+    first: dict[int, Happening] = {}
+    for each in found:
+        first.setdefault(each.attempt, each)
+    rows = []
+    for number, each in sorted(first.items()):
+        cause = run.causes[number - 2] if 0 <= number - 2 < len(run.causes) else ""
+        rows.append((_number(number - 1), _when(each.time), _number(each.step), escaped(each.text), escaped(cause)))
+    heads = (("restart", "Restart"), ("time", "Time"), ("step", "Step"), ("text", "Text"), ("cause", "Cause"))
+    return _table(heads, rows) if rows else ""
+
+
+def _nodes(run: RunData) -> str:
+    rows = []
+    for node in run.nodes:
+        values = [sample.values for sample in node.samples]
+        means = [[each[name] for each in values if name in each] for name in ("gpu", "gpu_memory", "memory", "network")]
+        rows.append((
+            escaped(node.name),
+            _number(node.rank),
+            escaped(node.state.get("state") or ""),
+            *(f"{fmean(each):,.1f}" if each else "" for each in means),
+            _number(len(node.samples)),
+        ))  # fmt: skip
+    rows += [(escaped(name), "", escaped(why), "", "", "", "", "") for name, why in run.missing.items()]
+    heads = (
+        ("node", "Node"), ("rank", "Rank"), ("state", "State"), ("gpu", "GPU utilisation, %"),
+        ("gpu_memory", "GPU memory, GiB"), ("memory", "Memory used, GiB"), ("network", "Network, MB/s"),
+        ("samples", "Samples"),
+    )  # fmt: skip
+    return _table(heads, rows) if rows else ""
+
+
+def _configuration(run: RunData) -> str:
+    rows = [
+        (f"<code>{escaped(key)}</code>", f"<code>{escaped(value)}</code>") for key, value in configuration(run).items()
+    ]
+    return _table((("name", "Name"), ("value", "Value")), rows) if rows else ""
+
+
+def _events(run: RunData) -> str:
+    found = happenings(run)
+    rows = [
+        (
+            _when(each.time),
+            _number(each.step),
+            escaped(", ".join(each.nodes[:4]) + (f" +{len(each.nodes) - 4}" if len(each.nodes) > 4 else "")),
+            f'<span class="{each.level}">{escaped(each.kind)}</span>',
+            escaped(each.text),
+        )
+        for each in found[-SHOWN:]
+    ]
+    heads = (("time", "Time"), ("step", "Step"), ("node", "Node"), ("kind", "Event"), ("text", "Text"))
+    older = len(found) - SHOWN
+    more = f"<p>{_label('older', 'Older events are not listed:')} {older:,}</p>" if older > 0 else ""
+    return more + _table(heads, rows) if rows else ""
