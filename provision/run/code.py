@@ -288,7 +288,14 @@ def exists(path: Path) -> bool:
 PACKAGE = "trainer"
 _PARTS = ("lm", "vlm", "ds_config")  # the trainers, and the source of its DeepSpeed configuration
 _FILES = ("__init__.py", "bounds.py", "words.py")  # imported by all
-_OWN_READS = ("data", "eval_data", "init", "vision", "image_folder", "deepspeed_config")  # their options whose files must exist
+_OWN_READS = (
+    "data",
+    "eval_data",
+    "init",
+    "vision",
+    "image_folder",
+    "deepspeed_config",
+)  # their options whose files must exist
 _OUT_DEFAULT = "out"  # their default of --out
 
 

@@ -101,7 +101,7 @@ def _values(source: Source) -> Iterator[Tuple[Gauge, Labels, float]]:
 
 def _read(gauges: Iterable[Gauge], labels: Labels, values: Mapping[str, Any]) -> Iterator[Tuple[Gauge, Labels, float]]:
     for gauge in gauges:
-        value = values.get(gauge.field)
+        value: Any = values.get(gauge.field)
         if _valid(value):
             yield gauge, labels, value if gauge.factor == 1 else round(value * gauge.factor, 9)
 
