@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -123,3 +125,13 @@ def test_invalid_values_are_omitted(sample):
 def test_number_of_values_is_bounded():
     many = {str(rank): 1.0 for rank in range(100_000)}
     assert len(exposition([Source("r", "n", True, {"cpu": many})])) < 1 << 20
+
+
+def test_dashboard_uses_only_exported_names():
+    path = Path(__file__).parents[2] / "docs/assets/grafana.json"
+    dashboard = json.loads(path.read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries += [each["query"] for each in dashboard["templating"]["list"]]
+    used = {name for query in queries for name in re.findall(r"clusterctl_\w+", query)}
+    assert len(used) > 10
+    assert used <= set(NAMES)
