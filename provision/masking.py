@@ -62,6 +62,7 @@ def mask_plan(plan: Plan) -> Plan:
         env=mask_env(plan.env),
         link=plan.link and plan.link._replace(token=HIDDEN),
         resume=resume,
+        notify=plan.notify and HIDDEN,  # its address may contain a token
     )
 
 

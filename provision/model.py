@@ -100,6 +100,8 @@ class Inventory:
     checks: CheckOptions = CheckOptions()
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of nodes, for --limit @GROUP
     base: PurePosixPath | None = None  # replaces the prefix's parent as ``root``
+    textfile: PurePosixPath | None = None  # on every node, the folder of node_exporter's textfile collector
+    notify: str | None = None  # the shell command for events of a run
     alone: bool = False  # there is no inventory file: this machine is the only node
 
     @property

@@ -25,6 +25,7 @@ from provision.summaries.metrics import loss_curve, metrics_lines, metrics_outpu
 from provision.summaries.runs import collect_output, logs_data, sync_command, wandb_output
 from provision.tasks.logs import How, Log, Logs, Metrics, Wanted, logs, open_log, read_logs, read_run
 from provision.tasks.pattern import read_pattern
+from provision.tasks.samples import prometheus
 from trainer.bounds import Bound
 from trainer.reader import as_csv
 
@@ -118,6 +119,7 @@ def logs_command(
 @on_nodes
 @number("--last", type=_STEPS, metavar="N", help=f"Show the last N steps, or 'all'.  [default: {ROWS} in a table]")
 @click.option("--csv", "as_csv_too", is_flag=True, help="Print CSV, by default with all steps.")
+@click.option("--prometheus", "as_prometheus", is_flag=True, help="Print the run's newest samples as Prometheus text.")
 @number("--rank", type=INDEX, help="Numbers of this rank.  [default: the lowest with a loss]")
 @number("--logging-steps", type=COUNT, metavar="N", help="Steps between the Trainer's lines, if they name no step.")
 @click.option("--pattern", metavar="REGEX", help="Read only lines that match, with groups such as (?P<loss>[\\d.]+).")
@@ -133,6 +135,7 @@ def metrics_command(
     logs: tuple[str, ...],
     *,
     as_csv_too: bool,
+    as_prometheus: bool,
 ) -> None:
     """Show a run's loss, learning rate, speed and evaluations.
 
@@ -144,6 +147,16 @@ def metrics_command(
     as_json = bool(click.get_current_context().params.get("as_json"))
     if as_csv_too and as_json:
         raise UsageError("--csv and --json cannot be used together")
+    if as_prometheus:
+        if as_csv_too or as_json or (last, rank, logging_steps, pattern) != (None,) * 4 or len(logs) > 1:
+            raise UsageError(
+                "--prometheus prints the newest samples of one run: it accepts no other format, steps or files",
+                hint="clusterctl metrics --prometheus RUN",
+            )
+        with selection.session_or_here(reporter) as session:
+            text = prometheus(session, logs[0] if logs else None)
+        reporter.show(Line(line, hang=None) for line in text.splitlines())
+        return
     how = How(rank, logging_steps, read_pattern(pattern))
     if logs and (len(logs) > 1 or _is_file(logs[0])):
         opened = [Log("stdin", sys.stdin.buffer, None) if name == "-" else open_log(Path(name)) for name in logs]

@@ -20,6 +20,7 @@ from provision.cli.cluster import Selection, on_nodes, refuse_alone, session_on
 from provision.cli.options import COUNT, INDEX, SECONDS, number, reporting
 from provision.errors import UsageError
 from provision.inventory.document import shown
+from provision.inventory.schema import as_text
 from provision.launchers import from_words
 from provision.launchers.kit.plans import split_resume_arg
 from provision.masking import is_secret, mask_words
@@ -47,6 +48,10 @@ _Options = tuple[Callable[[Callable[..., None]], Callable[..., None]], ...]
 
 _RESUME_ARG = click.option(
     "--resume-arg", metavar="TEXT", help="Arguments for a resumed run, e.g. '--from {checkpoint}'."
+)
+
+_NOTIFY = click.option(
+    "--notify", metavar="CMD", help="Run this on a node at the end, a failure, a restart, a hang or a full disk."
 )
 
 _WHAT: _Options = (
@@ -114,6 +119,7 @@ _HOW: _Options = (
         show_default=True,
         help="What to do about a hang.",
     ),
+    _NOTIFY,
     click.option("--exclude-bad", is_flag=True, help="Train without nodes that fail the checks."),
     click.option("--force", is_flag=True, help="Start even if a check predicts a failure."),
     click.option("--dry-run", is_flag=True, help="Print each node's commands; start nothing."),
@@ -153,6 +159,7 @@ def train_command(
     lost_after: float,
     hang_after: float | None,
     on_hang: str,
+    notify: str | None,
     shell: str,
     *,
     detach: bool,
@@ -190,6 +197,7 @@ def train_command(
         policy=Policy(restarts, lost_after, hang_after, on_hang),
         gate=GateOptions(exclude_bad=exclude_bad, force=force, asked=wanted),
         following=Following(detach, None if detach else ask_detach_or_stop(reporter)),
+        notify=read_notify(notify),
         ask_resume=ask_resume_arg(reporter),
     )
     if dry_run:
@@ -243,6 +251,20 @@ def read_variables(given: tuple[str, ...], reporter: Reporter) -> dict[str, str]
     return found
 
 
+def read_notify(text: str | None) -> str | None:
+    """The command of ``--notify``, with the inventory's limits; empty: none.
+
+    Raises:
+        UsageError: it is too long, or has a line break or a control character.
+    """
+    if not text:
+        return text
+    try:
+        return as_text(text)
+    except ValueError as error:
+        raise UsageError(f"--notify: {error}", hint="write a script on the nodes, and name it") from None
+
+
 @click.command("resume")
 @on_nodes
 @number("--nodes", "-n", "count", type=COUNT, help="Resume on the first N of its nodes.")
@@ -250,6 +272,7 @@ def read_variables(given: tuple[str, ...], reporter: Reporter) -> dict[str, str]
 @number("--restarts", type=INDEX, help="Restart a failed run up to N times.")
 @click.option("--force", is_flag=True, help="Start even if a check predicts a failure.")
 @_RESUME_ARG
+@_NOTIFY
 @click.argument("run", required=False)
 @reporting
 def resume_command(
@@ -258,6 +281,7 @@ def resume_command(
     count: int | None,
     restarts: int | None,
     resume_arg: str | None,
+    notify: str | None,
     run: str | None,
     *,
     detach: bool,
@@ -268,9 +292,9 @@ def resume_command(
     RUN is a run's id or part of it. The default is the newest run. Code and configuration are those of the run. So are
     the nodes, unless --nodes, --limit or --exclude select some of them. The nodes keep the order of their ranks.
     """
-    options = resuming.ResumeOptions(
-        force, count, restarts, Following(detach, ask_detach_or_stop(reporter)), resume_arg, ask_resume_arg(reporter)
-    )
+    following = Following(detach, ask_detach_or_stop(reporter))
+    ask = ask_resume_arg(reporter)
+    options = resuming.ResumeOptions(force, count, restarts, following, resume_arg, ask, read_notify(notify))
     with detach_on_hangup(), selection.session_or_here(reporter, starts=True) as session:
         result = resuming.resume(session, run, options)
     reporter.result(*train_output(result))

@@ -41,6 +41,10 @@ def build() -> dict[str, Any]:
         ),
         "services": _optional(_closed({name: _service(name) for name in services.names()}), "what `deploy` sets up"),
         "checks": _optional(_closed(_checks()), "thresholds of `clusterctl check`, and the checks to skip"),
+        "textfile": _optional(
+            {"type": "string", "pattern": "^ */"}, "on every node, the folder of node_exporter's textfile collector"
+        ),
+        "notify": _optional(text, "shell command for the end, failures, restarts and hangs of a run"),
     }
     assert properties.keys() == TopSection.model_fields.keys()
     return {

@@ -149,6 +149,8 @@ def _build(document: Document, path: Path) -> Inventory | None:
         services=options,
         checks=checks,
         groups=groups,
+        textfile=top.textfile,
+        notify=top.notify,
     )
     for name, value in options.items():
         for key, sentence in registry.get(name).problems(value, inventory):

@@ -128,6 +128,15 @@ def as_prefix(value: object) -> PurePosixPath:
     return prefix
 
 
+def as_folder(value: object) -> PurePosixPath:
+    """An absolute path of a folder on every node."""
+    text = as_text(value)
+    if not text.startswith("/"):
+        raise ValueError(f"{shown(text)} is not an absolute path")
+    _check_path(text)
+    return PurePosixPath(text)
+
+
 def as_env_name(value: object) -> str:
     """The name of an environment variable."""
     if not isinstance(value, str) or not _ENV_NAME.fullmatch(value):
@@ -247,6 +256,8 @@ class TopSection(Section):
     groups: Any = None
     services: Any = None
     checks: Any = None
+    textfile: Annotated[PurePosixPath, BeforeValidator(as_folder)] | None = None
+    notify: Text | None = None
 
 
 if _plugins_before is None:

@@ -133,6 +133,8 @@ class RunSpec:
         backoff: see ``restarts``.
         resuming: start from the newest complete checkpoint.
         none_ok: when resuming without a checkpoint, start from the first step.
+        textfile: the folder of node_exporter's textfile collector; None: no samples are written for it.
+        notify: the shell command for events of the run; None: none.
     """
 
     id: str
@@ -156,6 +158,8 @@ class RunSpec:
     backoff: float = 1.0
     resuming: bool = False
     none_ok: bool = False
+    textfile: str | None = None
+    notify: str | None = None
 
     @property
     def user_env(self) -> Mapping[str, str]:

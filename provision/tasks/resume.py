@@ -45,6 +45,7 @@ class ResumeOptions:
         following: how it is followed.
         resume_arg: the program's arguments to resume, which the run keeps; None: as before.
         ask_resume: asks for them if they are not known; None: there is no terminal.
+        notify: the shell command for events of the run, which the run keeps; None: as before; empty: none.
     """
 
     force: bool = False
@@ -53,6 +54,7 @@ class ResumeOptions:
     following: Following = field(default_factory=Following)
     resume_arg: str | None = None
     ask_resume: AskResume | None = None
+    notify: str | None = None
 
 
 def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainResult:
@@ -95,6 +97,8 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
             facts = {name: answer.facts.interface for name, answer in passed.answers.items()} if moved else {}
             plans = fewer(plans, members[0].train_address, facts)
             _warn_fewer(session, run, members, before, plans, found.unreachable)
+        if options.notify is not None:
+            plans = [plan._replace(notify=options.notify or None) for plan in plans]
         fresh = renewed(plans, head, token=secrets.token_hex(16), restarts=options.restarts)
     about = {
         "master": f"{members[0].train_address}:{head.port}",

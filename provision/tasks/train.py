@@ -73,6 +73,7 @@ class Training:
         zero: the DeepSpeed configuration to make: a stage, or a stage with ``-offload``; None: none.
         pattern: a regular expression that reads the lines of the training; None: the known formats.
         following: how the run is followed.
+        notify: the shell command for events of the run; None: the inventory's; empty: none.
         ask_resume: asks for the arguments by which a script resumes; None: there is no terminal.
     """
 
@@ -84,6 +85,7 @@ class Training:
     zero: str | None = None
     pattern: str | None = None
     following: Following = field(default_factory=Following)
+    notify: str | None = None
     ask_resume: AskResume | None = None
 
 
@@ -286,4 +288,6 @@ def _spec(session: Session, passed: GateResult, run: str, files: RunFiles, asked
         hang_policy=asked.policy.hang_policy,
         restarts=asked.policy.restarts,
         none_ok=True,
+        textfile=None if session.inventory.textfile is None else str(session.inventory.textfile),
+        notify=(session.inventory.notify if asked.notify is None else asked.notify) or None,
     )

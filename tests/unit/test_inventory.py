@@ -100,6 +100,14 @@ def test_relative_paths_are_relative_to_the_inventory_and_the_home_folder_is_exp
         assert inventory.train.config == tmp_path / "conf/sft.yaml"
 
 
+def test_commands_of_the_documentation_load(write):
+    page = DOCUMENTATION.with_name("runs.md").read_text().split("## Notifications")[1].split("## History")[0]
+    blocks = page.split("```text\n")[1:]
+    commands = [load(write(HEAD + NODES + "\n" + block.split("```")[0])).notify for block in blocks]
+    assert [command.split()[0] for command in commands] == ["curl", "(printf"]
+    assert load(write(HEAD + NODES + "textfile: /srv/prom")).textfile == PurePosixPath("/srv/prom")
+
+
 def test_keys_without_a_value_count_as_missing(write):
     inventory = load(write(HEAD + NODES + "ssh:\n  user:\n  timeout:\ntrain:\nservices:\n  hosts:\n"))
     assert inventory.ssh.timeout == 10.0

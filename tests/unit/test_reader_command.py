@@ -128,6 +128,9 @@ def test_a_rank_of_several():
         ([FOLDER / "README.md"], "no line has a step, a loss or a time"),
         ([FOLDER.parent / "env"], "no log in .*env: it has no trainer_log.jsonl, train.log, run.log"),
         (["--csv", "--json", FOLDER / "gpt.log"], "--csv and --json cannot be used together"),
+        (["--prometheus", "--csv", "r1"], "--prometheus prints the newest samples of one run"),
+        (["--prometheus", "--last", "3"], "--prometheus prints the newest samples of one run"),
+        (["--prometheus", "r1", "r2"], "--prometheus prints the newest samples of one run"),
     ],
 )
 def test_invalid_arguments_are_refused(arguments, message, tmp_path, monkeypatch):

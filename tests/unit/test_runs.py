@@ -26,6 +26,7 @@ from provision.tasks import runs as runs_module
 from provision.tasks.logs import tail_script
 from provision.tasks.resume import refuse_resume
 from provision.tasks.runs import Runs, RunStatus, Stopped, find, list_script, parse_proof, refuse_others, stop_result
+from provision.tasks.samples import prometheus
 from provision.transfer.fetch import RemoteFile, UnrequestedFile, fetch, lacking, list_files, parse_list
 
 NODE = Node("node01", "10.0.0.1")
@@ -228,6 +229,28 @@ SAMPLE = {
     "network": {"eth0": {"in": 1, "out": 2_000_000}},
     "infiniband": {"mlx5_0/1": {"in": 1, "out": 21_000_000_000}},
 }
+
+
+def test_newest_samples_of_a_run_as_prometheus_text(monkeypatch, tmp_path):
+    samples = [SAMPLE | {"step": 39}, SAMPLE | {"network": {}, "infiniband": {}}]
+    answers = {
+        "node01": answer(printed(loss=0.5), samples=samples),
+        "node02": answer(printed("node02", 1, "finished", loss=None)),
+    }
+    inventory = Inventory(tmp_path / "inventory.yaml", PurePosixPath("/opt/env"), (NODE, replace(NODE, name="node02")))
+    session = Session(inventory, inventory.nodes)
+    monkeypatch.setattr(Session, "run", lambda _, node, *_args, **_kwargs: Result(0, answers[node.name]))
+    text = prometheus(session, "r1")
+    assert [line for line in text.splitlines() if "_step{" in line or "_active{" in line or "_loss{" in line] == [
+        'clusterctl_run_active{run="r1",node="node01"} 1',
+        'clusterctl_run_active{run="r1",node="node02"} 0',
+        'clusterctl_step{run="r1",node="node01"} 40',
+        'clusterctl_step{run="r1",node="node02"} 40',
+        'clusterctl_last_step{run="r1",node="node01"} 120',
+        'clusterctl_last_step{run="r1",node="node02"} 120',
+        'clusterctl_loss{run="r1",node="node01"} 0.5',
+    ]
+    assert 'clusterctl_gpu_utilization_ratio{run="r1",node="node01",gpu="1"} 0.55' in text
 
 
 def test_a_table_of_runs_omits_unknown_columns():

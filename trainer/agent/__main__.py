@@ -10,6 +10,7 @@
     python -I agent follow plan.json [--from OFFSET]
     python -I agent stop plan.json [--save] [--who TEXT] [--patience SECONDS]
     python -I agent run plan.json
+    python -I agent notify plan.json
 
 ``probe`` prints one JSON object (see ``probe.py``). It exits with 0, also when the object's ``error`` says that
 the node cannot take part.
@@ -29,6 +30,8 @@ with ``{"event": "gone"}`` when the agent no longer exists and has not written o
 left, or with ``{"error"}`` when the run belongs to another user. ``step`` is the step of the checkpoint when a
 checkpoint was ``saved``.
 
+``notify`` runs the user's command for the event on its stdin, see ``notify.py``.
+
 Events, each with ``event``, ``time`` in seconds since the epoch, and ``attempt``:
 
 ==================================================  ===================================================================
@@ -38,7 +41,8 @@ Events, each with ``event``, ``time`` in seconds since the epoch, and ``attempt`
 ``progress`` ``step total loss lr epoch …``         a line of the trainer's own log; null: not a finite number
 ``phase`` ``phase``                                 what the run is doing, see ``silence.py``
 ``dropped`` ``lines``                               lines dropped because they came too fast or the disk was full
-``notice`` ``text level``                           a warning while the run continues; level "info": no problem
+``notice`` ``text level kind``                      a warning while the run continues; level "info": no problem;
+                                                    kind: restart, disk_full or slowdown, which ``--notify`` reports
 ``hang`` ``kind rank text stacks``                  see ``hangs.py``
 ``peer`` ``node state text``                        another agent's message, or that it is lost, gone or back
 ``exit`` ``rc signal stopped``                      the attempt ended here; ``rc`` is null and ``signal`` "SIGKILL"
@@ -119,6 +123,10 @@ def _do(options: argparse.Namespace, plan: Any) -> int:
         except RefusedError as error:
             return _print({"event": "stopped", "error": str(error)}, 1)
         return _print(answer, 1 if answer["left"] or answer["gpu"] or not answer["port_free"] else 0)
+    if options.command == "notify":
+        from . import notify  # noqa: PLC0415
+
+        return notify.deliver(plan, sys.stdin.buffer.read(notify.LIMIT))
     from . import start  # noqa: PLC0415
 
     if options.command == "start":
@@ -174,6 +182,7 @@ def _parser() -> argparse.ArgumentParser:
         ("stop", "stop a run and verify that nothing is left"),
         ("run", "start a plan in the foreground"),
         ("daemon", "the daemon that start starts"),
+        ("notify", "run the user's command for an event"),
     ):
         command = commands.add_parser(name, help=text, formatter_class=form)
         command.add_argument("plan", help="the plan, a JSON file")

@@ -33,9 +33,11 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+from .notify import DISK_FULL
 from .processes import Proc, Stat, of_ranks, read
 from .run_files import Events, NodePlan
 from .supervisor.control import Control
+from .textfile import Textfile
 
 LIMIT = 64 << 20  # bytes of metrics.jsonl and the older part together
 
@@ -195,10 +197,10 @@ COMMUNICATES = 1 << 20
 class Metrics:
     """The samples of one attempt."""
 
-    def __init__(self, plan: NodePlan, control: Control, events: Events) -> None:
+    def __init__(self, plan: NodePlan, control: Control, events: Events, textfile: Textfile) -> None:
         self._path = str(plan.logs / "metrics.jsonl")
         self._sampler = Sampler(plan.data.first_rank, str(plan.folder))
-        self._control, self._events = control, events
+        self._control, self._events, self._textfile = control, events, textfile
         self._known: Dict[str, Any] = {}  # of the progress
         self._due = 0.0
         self._writes = True
@@ -217,7 +219,9 @@ class Metrics:
             self._control.last_traffic = now
         if self._writes and not append(self._path, sample):
             self._writes = False  # a full disk ends the log, not the run
-            self._events.emit("notice", text="%s is no longer written: the disk is full" % self._path)
+            text = "%s is no longer written: the disk is full" % self._path
+            self._events.emit("notice", kind=DISK_FULL, text=text)
+        self._textfile.write(sample)
 
     def close(self) -> None:
         """End the sampler's children."""

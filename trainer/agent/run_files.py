@@ -24,7 +24,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any, Deque, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, NamedTuple, Optional, Tuple
 
 from .contract.plan import LIMIT as PLAN_LIMIT
 from .contract.plan import Plan, PlanError, from_json
@@ -121,10 +121,15 @@ _PASSING = ("log", "progress")
 
 
 class Events:
-    """Writes the events. ``attempt`` is part of every event; ``echo`` is a descriptor that gets a copy."""
+    """Writes the events.
+
+    ``attempt`` is part of every event; ``echo`` is a descriptor that gets a copy. ``listener`` gets each event as an
+    object, but no log lines and progress.
+    """
 
     def __init__(self, logs: Path, echo: Optional[int] = None) -> None:
         self.attempt = 0
+        self.listener: Optional[Callable[[Dict[str, Any]], None]] = None
         self._fd = os.open(logs / EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._echo = echo
         self._kept: Deque[bytes] = collections.deque(maxlen=KEPT)
@@ -139,13 +144,14 @@ class Events:
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write one event."""
-        data = self._line(event, fields)
+        record = self._record(event, fields)
+        data = _line(record)
         if event == "log" and not self._has_room(len(data)):
             self._dropped += 1
             return
         while self._kept and self._write(self._kept[0]):
             self._kept.popleft()
-        if self._dropped and not self._kept and self._write(self._line("dropped", {"lines": self._dropped})):
+        if self._dropped and not self._kept and self._write(_line(self._record("dropped", {"lines": self._dropped}))):
             self._dropped = 0
         if self._kept or not self._write(data):
             if event in _PASSING:
@@ -157,6 +163,8 @@ class Events:
                 os.write(self._echo, data)
             except OSError:  # the reader has closed it
                 self._echo = None
+        if self.listener is not None and event not in _PASSING:
+            self.listener(record)
 
     def close(self) -> None:
         """Write the waiting events, if there is room, and close the file."""
@@ -165,9 +173,8 @@ class Events:
         with contextlib.suppress(OSError):
             os.close(self._fd)
 
-    def _line(self, event: str, fields: Dict[str, Any]) -> bytes:
-        record = dict(event=event, time=round(time.time(), 3), attempt=self.attempt, **fields)
-        return json.dumps(record).encode() + b"\n"
+    def _record(self, event: str, fields: Dict[str, Any]) -> Dict[str, Any]:
+        return dict(event=event, time=round(time.time(), 3), attempt=self.attempt, **fields)
 
     def _has_room(self, size: int) -> bool:
         now = time.monotonic()
@@ -190,6 +197,10 @@ class Events:
             return False
         self._torn = False
         return True
+
+
+def _line(record: Dict[str, Any]) -> bytes:
+    return json.dumps(record).encode() + b"\n"
 
 
 STATE = "state.json"

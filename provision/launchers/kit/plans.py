@@ -186,6 +186,8 @@ def node_plan(spec: RunSpec, rank: int, launcher: str, command: Command, resumes
         restarts=spec.restarts,
         backoff=spec.backoff,
         prefix=str(spec.prefix),
+        textfile=spec.textfile,
+        notify=spec.notify,
     )
 
 

@@ -127,6 +127,8 @@ class Plan(NamedTuple):
         backoff: seconds before the first repetition, doubled each time, at most 60.
         save_patience: seconds that a stop leaves for saving.
         prefix: the path of the release.
+        textfile: the folder of node_exporter's textfile collector, see ``textfile.py``.
+        notify: the shell command that runs when something happens to the run, see ``notify.py``.
     """
 
     run: str
@@ -157,6 +159,8 @@ class Plan(NamedTuple):
     backoff: float = 1.0
     save_patience: float = 600.0
     prefix: str = ""
+    textfile: Optional[str] = None
+    notify: Optional[str] = None
 
     @property
     def attempts(self) -> int:
@@ -297,7 +301,7 @@ _PLAN: Dict[str, Reader] = dict(
     hang=_part(Hang, {"after": _or_null(_seconds), "policy": _policy}),
     resume=_or_null(_part(Resume, {"output": _text, "argv": _texts, "env": _variables, "known": _flag})),
     **dict.fromkeys(("run", "node", "launcher", "prefix", "cwd", "logs", "rank_logs"), _text),
-    **dict.fromkeys(("progress", "pattern"), _or_null(_text)),
+    **dict.fromkeys(("progress", "pattern", "textfile", "notify"), _or_null(_text)),
     **dict.fromkeys(("unset", "private"), _texts),
     **dict.fromkeys(("each_rank", "resuming", "none_ok"), _flag),
     **dict.fromkeys(("grace", "backoff", "save_patience"), _seconds),

@@ -21,6 +21,7 @@ from ..hangs import Hangs, Watch
 from ..metrics import Metrics
 from ..processes import NODE, RUN, describe_status, die_with_parent, reap, send, signal_of, stat_of
 from ..run_files import Events, NodePlan, State
+from ..textfile import Textfile
 from ..tracker import HURRY, Death, Ending, Group, ProcessTracker, end_all
 from .control import Control
 from .decisions import KILLS, before_saving
@@ -96,7 +97,13 @@ class Attempt:
     """One attempt. ``run`` does all of it and returns this node's outcome, see ``decisions.py``."""
 
     def __init__(
-        self, plan: NodePlan, decision: Dict[str, Any], control: Control, events: Events, state: State
+        self,
+        plan: NodePlan,
+        decision: Dict[str, Any],
+        control: Control,
+        events: Events,
+        state: State,
+        textfile: Textfile,
     ) -> None:
         self._plan, self._control, self._events, self._state = plan, control, events, state
         self._decision = decision
@@ -104,7 +111,7 @@ class Attempt:
         self._tracker = ProcessTracker(plan.run, plan.node, self._group, control.guard_pid)
         self._watch = Watch(plan.data)
         self._hangs = Hangs(plan, self._watch, self._tracker, control, events)
-        self._metrics = Metrics(plan, control, events)
+        self._metrics = Metrics(plan, control, events, textfile)
         self._command: Optional[Command] = None
         self._stopped = False  # a stop came before the command exited
         self._saving: Optional[Saving] = None

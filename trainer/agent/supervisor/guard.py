@@ -193,8 +193,13 @@ def finish(
     plan: NodePlan, state: str, why: Optional[Dict[str, Any]], left: Any, echo: Optional[int] = None
 ) -> Dict[str, Any]:
     """Write the end of a run instead of its supervisor: the events ``exit`` and ``end``, and the state."""
+    from ..notify import Notifier  # noqa: PLC0415
+    from ..textfile import remove  # noqa: PLC0415
+
+    remove(plan)
     known = read_state(plan.logs)
     events = Events(plan.logs, echo)
+    events.listener = Notifier(plan).take
     events.attempt = int(known.get("attempt") or 1)
     outcome: Dict[str, Any] = {"rc": None, "signal": None, "stopped": state == "stopped"}
     events.emit("exit", **outcome, **({"left": left} if left else {}))

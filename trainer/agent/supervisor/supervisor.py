@@ -13,7 +13,9 @@ from typing import Any, Dict, Optional
 
 from ..link import CopyError, LinkError
 from ..link.link import Link
+from ..notify import RESTART, Notifier
 from ..run_files import Events, NodePlan, State
+from ..textfile import Textfile, remove
 from ..tracker import STUBBORN
 from .attempt import Attempt
 from .control import Control
@@ -44,6 +46,9 @@ class Supervisor:
         self._plan, self._events, self._state = plan, events, state
         self._control = Control(plan, events, guard)
         self._link = Link(plan.data, self._control.nudge)
+        self._textfile = Textfile(plan, events)
+        self._notifier = Notifier(plan)
+        events.listener = self._notifier.take
 
     def run(self) -> int:
         """Run all attempts and write the event ``end``. Returns the exit code: 0 when the run finished, else 1."""
@@ -72,7 +77,7 @@ class Supervisor:
             if verdict["state"] != AGAIN:
                 return verdict
             text = "attempt %d of %d failed: %s" % (number, self._plan.data.attempts, describe_reason(verdict["why"]))
-            self._events.emit("notice", text=text)
+            self._events.emit("notice", kind=RESTART, text=text)
             number += 1
 
     def _wait(self, number: int) -> Optional[Dict[str, Any]]:
@@ -101,7 +106,7 @@ class Supervisor:
             world_size=decision["world_size"],
             step=self._step_at_start(decision),
         )
-        outcome = Attempt(self._plan, decision, self._control, self._events, self._state).run()
+        outcome = Attempt(self._plan, decision, self._control, self._events, self._state, self._textfile).run()
         self._link.send("ended", text=describe_outcome(outcome))
         return self._judge(outcome)
 
@@ -192,6 +197,8 @@ class Supervisor:
         stopped = self._control.stop is not None
         nothing: Dict[str, Any] = {"rc": None, "signal": None, "stopped": stopped, "left": [], "step": None}
         verdict = judge({0: offer.get("outcome") or nothing}, self._control.failure, more=False)
+        # Without rank 0's decision its agent may be lost. Two agents that report a failure are better than none.
+        self._notifier.stands_in = self._plan.rank == 1 and verdict["state"] == FAILED
         return dict(verdict, saved=saved_step({0: offer}) if verdict["state"] == STOPPED and offer else None)
 
     def _settle(self) -> None:
@@ -203,6 +210,7 @@ class Supervisor:
 
     def _end(self, verdict: Dict[str, Any]) -> int:
         """Write the end of the run."""
+        remove(self._plan)
         why, saved = verdict["why"], verdict.get("saved")
         step = saved if saved is not None else verdict["step"]
         why = why and {key: why.get(key) for key in ("node", "rank", "text")}
