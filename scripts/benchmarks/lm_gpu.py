@@ -30,11 +30,13 @@ from trainer.lm.log import peak  # noqa: E402
 from trainer.lm.model import flops_per_token  # noqa: E402
 
 BLOCK = 1024
-VOCABULARY = 50257
 STEPS = 7
 GUIDE_STEPS = 4  # of 32 passes each
 WARM = 2
 MODEL = os.environ.get("MODEL", "gpt2-xl")
+SHAPE = PUBLISHED[MODEL]
+VOCABULARY = SHAPE.vocab_size
+LARGE = 4e9  # parameters; larger models recompute activations, and save once before the end
 GPUS = int(os.environ.get("GPUS", torch.cuda.device_count()))
 NANOGPT = Path(os.environ.get("NANOGPT", "/tmp/nanoGPT"))
 
@@ -42,12 +44,14 @@ NANOGPT = Path(os.environ.get("NANOGPT", "/tmp/nanoGPT"))
 def cases(batch: int) -> dict[str, list[str]]:
     """What is compared, the most wanted first."""
     both = ["--batch-size", str(batch), "--accumulation", "2"]
+    is_large = SHAPE.parameters > LARGE
+    both += ["--checkpointing", "full"] if is_large else []
 
     def guide(engine: str, samples: int, *more: str) -> list[str]:
         passes = ["--batch-size", str(samples), "--accumulation", str(32 // samples)]
         return ["--engine", engine, "--dtype", "float16", *passes, "--max-iters", str(GUIDE_STEPS), *more]
 
-    saves = ["--save", "true", "--save-interval", "4", "--max-iters", "13", "--keep", "1"]
+    saves = ["--save", "true", "--save-interval", "8" if is_large else "4", "--max-iters", "13", "--keep", "1"]
     return {
         "ours": both,
         "guide": guide("zero2", 1, "--compile", "off"),
@@ -169,8 +173,10 @@ def main() -> None:
     work = Path(tempfile.mkdtemp(prefix="gpt-gpu-"))
     try:
         (work / "data").mkdir()
+        kind = "uint16" if VOCABULARY <= 1 << 16 else "uint32"
+        (work / "data/meta.json").write_text(json.dumps({"dtype": kind, "vocab_size": VOCABULARY, "digest": None}))
         for split, count in (("train", 20_000_000), ("val", 2_000_000)):
-            tokens = np.random.default_rng(1).integers(0, VOCABULARY, count, dtype=np.uint16)
+            tokens = np.random.default_rng(1).integers(0, VOCABULARY, count, dtype=kind)
             tokens.tofile(work / f"data/{split}.bin")
         for name in wanted:
             left = until - time.monotonic() - 3

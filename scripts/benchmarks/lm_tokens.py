@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """Time to tokenise text: `trainer.lm.prepare` beside `tokenizers` alone on the same cores.
 
-`lm_tokens.py TOKENIZER TEXT OUT [--rounds N]`, with the Python of a training environment. TOKENIZER is a
-tokenizer.json, TEXT a text file, which is also converted to JSONL with a record per 4,000 characters. `tokenizers`
-alone reads the records and calls `encode_batch` on 1,000 of them at a time, and `encode_batch_fast`, which leaves out
-the offsets. Prints seconds of wall time and of all cores: on a busy machine compare the latter.
+`lm_tokens.py [--tokenizer FILE] [--text FILE] [--megabytes 1024] [--rounds N]`, with the Python of a training
+environment. By default the text is Python sources and documentation of this machine, again from the start until it is
+large enough, and the tokenizer a BPE of 32,000 tokens. The text is converted to JSONL with a record per 4,000
+characters. `tokenizers` alone reads the records and calls `encode_batch_fast` on 1,000 of them at a time, which
+leaves out the offsets of `encode_batch`. Prints seconds of wall time and of all cores, and the ratio: on a busy
+machine compare the latter.
 """
 
 import argparse
@@ -14,6 +16,8 @@ import resource
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import time
 from pathlib import Path
 
@@ -52,25 +56,56 @@ def write_records(text: Path, records: Path) -> None:
             out.write(json.dumps({"text": piece + file.readline()}, ensure_ascii=False) + "\n")
 
 
+def write_text(path: Path, megabytes: int) -> None:
+    """Write texts of this machine."""
+    folders = (Path(sysconfig.get_paths()["purelib"]), Path(sysconfig.get_paths()["stdlib"]), Path("/usr/share/doc"))
+    kinds = {".py", ".md", ".rst", ".txt", ".html"}
+    found = [
+        each for folder in folders for each in sorted(folder.rglob("*")) if each.suffix in kinds and each.is_file()
+    ]
+    with path.open("wb") as file:
+        while file.tell() < megabytes << 20:
+            for each in found:
+                file.write(each.read_bytes().decode("utf-8", "replace").encode())
+                if file.tell() >= megabytes << 20:
+                    break
+
+
+def train(path: Path, folder: Path) -> Path:
+    """Train a BPE on the first megabytes of a text."""
+    part = folder / "part.txt"
+    with path.open("rb") as file:
+        part.write_bytes(file.read(32 << 20))
+    program = ["-m", "trainer.lm.prepare", str(part), "--out", str(folder / "bpe"), "--tokens", "bpe"]
+    subprocess.run([sys.executable, *program, "--vocab-size", "32000"], check=True, stderr=subprocess.DEVNULL)
+    return folder / "bpe/tokenizer.json"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    for name in ("tokenizer", "text", "out"):
-        parser.add_argument(name, type=Path)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--megabytes", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=1)
     options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    records = options.out / "text.jsonl"
-    write_records(options.text, records)
-    print(json.dumps({"bytes": records.stat().st_size, "cores": len(os.sched_getaffinity(0))}))
-    ours = [sys.executable, "-m", "trainer.lm.prepare", "--vocabulary", str(options.tokenizer), "--out"]
-    for round_number in range(options.rounds):
-        for name in ("encode_batch", "encode_batch_fast"):
-            argv = [sys.executable, "-c", ALONE, str(options.tokenizer), str(records), name]
-            print(json.dumps({"round": round_number, "what": name, **measure(argv)}), flush=True)
-        for path in (records, options.text):
-            shutil.rmtree(options.out / "set", ignore_errors=True)
-            found = measure([*ours, str(options.out / "set"), str(path)])
-            print(json.dumps({"round": round_number, "what": f"prepare {path.suffix}", **found}), flush=True)
+    os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])
+    with tempfile.TemporaryDirectory(prefix="tokens-", dir=os.environ.get("TMPDIR", "/var/tmp")) as name:
+        out = Path(name)
+        text, records = options.text or out / "text.txt", out / "text.jsonl"
+        if not options.text:
+            write_text(text, options.megabytes)
+        tokenizer = options.tokenizer or train(text, out)
+        write_records(text, records)
+        print(json.dumps({"way": "text", "bytes": records.stat().st_size, "cores": len(os.sched_getaffinity(0))}))
+        ours = [sys.executable, "-m", "trainer.lm.prepare", "--vocabulary", str(tokenizer), "--out"]
+        for number in range(options.rounds):
+            argv = [sys.executable, "-c", ALONE, str(tokenizer), str(records), "encode_batch_fast"]
+            alone = measure(argv)
+            print(json.dumps({"round": number, "way": "tokenizers", **alone}), flush=True)
+            shutil.rmtree(out / "set", ignore_errors=True)
+            found = measure([*ours, str(out / "set"), str(records)])
+            print(json.dumps({"round": number, "way": "prepare", **found}), flush=True)
+            print(json.dumps({"way": "ratio", "ratio": round(found["wall"] / alone["wall"], 3)}), flush=True)
 
 
 if __name__ == "__main__":

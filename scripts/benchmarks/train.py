@@ -3,15 +3,18 @@
     PYTHON=/path/to/python scripts/bench train [PART...] [--raw train.jsonl]
 
 Parts: ``decoder`` (Llama-3-8B, forward and backward), ``finetune`` (3 B parameters on short instructions, beside
-LLaMA-Factory), ``gpt2`` (GPT-2 XL, with the optimizer), ``fp8`` (to the same validation loss), ``vision`` (padding, and
-mixed batches beside text), ``tune`` (``plan --tune``). The Python needs torch, and for peers transformers,
-LLaMA-Factory, liger-kernel and torchao: a way whose packages are missing says so. Three quarters of an hour.
+LLaMA-Factory), ``gpt2`` (GPT-2 XL, with the optimizer), ``saves`` (how long the training of 8 B parameters stops;
+needs 128 GB on the GPUs and as much on the disk and in host memory), ``tokens`` (tokenising 1 GiB, on CPUs), ``fp8``
+(to the same validation loss), ``vision`` (padding, and mixed batches beside text), ``tune`` (``plan --tune``). The
+Python needs torch, and for peers transformers, LLaMA-Factory, liger-kernel and torchao: a way whose packages are
+missing says so. Three quarters of an hour.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,16 +25,22 @@ PARTS = {
     "decoder": ["decoder_gpu.py"],
     "finetune": ["finetune_gpu.py"],
     "gpt2": ["lm_gpu.py", "ours", "fp8"],
+    "saves": ["lm_gpu.py", "saves-fsdp"],
+    "tokens": ["lm_tokens.py"],
     "fp8": ["fp8_gpu.py"],
     "vision": ["vlm_gpu.py"],
     "tune": ["tune_gpu.py"],
 }
+VARIABLES = {"saves": {"MODEL": "llama-3-8b", "BATCH": "1", "SECONDS_IN_ALL": "900"}}
 # Part, way, key, what it is, must and aim.
 FIGURES = (
     ("decoder", "ours", "tokens_s", "Llama-3-8B, 1 x 8192, forward and backward, bf16", 11300, 12000),
     ("decoder", "ours-fp8", "tokens_s", "the same in fp8", 13500, 14500),
     ("finetune", "ours", "useful_tokens_s", "fine-tuning of 3.09 B, useful tokens/s", 20000, 26000),
     ("finetune", "ours-fp8", "useful_tokens_s", "the same in fp8", 20000, 32000),
+    ("gpt2", "ratio", "ratio", "GPT-2 XL, fp8 beside bf16, tokens/s", 1.1, 1.25),
+    ("saves", "paused", "seconds", "seconds that the training stops for a save, Llama-3-8B with AdamW", 2, 1),
+    ("tokens", "ratio", "ratio", "tokenising 1 GiB, time of `tokenizers` alone", 1.1, 1.02),
     ("fp8", "ratio", "ratio", "fp8 to the same validation loss, Llama-3.2-1B, time of bf16's", 0.97, 0.85),
     ("vision", "qwen2.5-vl-7b trained", "padding", "Qwen2.5-VL-7B, share of padding in tokens", 0.03, 0.01),
     ("vision", "qwen2.5-vl-7b trained", "ratio", "Qwen2.5-VL-7B, time of a mixed batch beside text", 1.15, 1.05),
@@ -45,7 +54,11 @@ def lines_of(part: str, argv: list[str]) -> list[dict[str, Any]]:
     """Run a program and return the JSON lines that it prints, with the part's name."""
     program, *words = argv
     run = subprocess.Popen(
-        [sys.executable, str(HERE / program), *words], stdout=subprocess.PIPE, text=True, encoding="utf-8"
+        [sys.executable, str(HERE / program), *words],
+        env={**os.environ, **VARIABLES.get(part, {})},
+        stdout=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
     )
     found = []
     assert run.stdout is not None
@@ -57,6 +70,18 @@ def lines_of(part: str, argv: list[str]) -> list[dict[str, Any]]:
     if run.wait():
         found.append({"part": part, "failed": f"{program} exited with {run.returncode}"})
     return found
+
+
+def derived(part: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return figures that several lines make, or that a line has among others."""
+    named = {row["name"]: row for row in rows if "name" in row}
+    speeds = [named.get(name, {}).get("tokens_per_second") for name in ("ours", "fp8")]
+    if part == "gpt2" and all(speeds):
+        return [{"part": part, "way": "ratio", "ratio": round(speeds[1] / speeds[0], 3)}]
+    saves = named.get("saves-fsdp", {}).get("saves_took_paused_s")
+    if part == "saves" and saves:
+        return [{"part": part, "way": "paused", "seconds": max(paused for _, paused in saves)}]
+    return []
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -75,7 +100,8 @@ def main() -> None:
     given = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for part in given.parts or PARTS:
-        rows += lines_of(part, PARTS[part])
+        found = lines_of(part, PARTS[part])
+        rows += [*found, *derived(part, found)]
         given.raw.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     sys.stdout.write(table(rows))
 
