@@ -90,6 +90,12 @@ def test_the_export_keeps_the_template_and_the_vocabulary(gpt, base, tuned):
     assert kept["hidden_size"] == before["hidden_size"]
 
 
+def test_a_checkpoint_and_its_export_write_the_same_text(gpt, tuned):
+    gpt.program("export", "tuned-whole/final", "tuned-written")
+    words = ("--prompt", "the king", "--tokens", "5", "--temperature", "0")
+    assert gpt.program("sample", "tuned-whole/final", *words) == gpt.program("sample", "tuned-written", *words)
+
+
 @pytest.fixture(scope="module")
 def refused(gpt, base, tuned):
     """What refuses each of many wrong command lines, and how to fix it."""

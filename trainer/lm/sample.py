@@ -34,7 +34,8 @@ def load(path: Path, base: Optional[Path] = None) -> Tuple[Decoder, tokens.Token
         model = found.state.shape.make()
         with found.reader() as reader:
             fill(model, lora.weights_of(found, reader, base))
-    vocabulary = tokens.load(folder)
+    # A fine-tuning keeps the tokenizer among the small files of its model.
+    vocabulary = tokens.load(folder) or tokens.load(folder / checkpoint.MODEL)
     if vocabulary is None:
         raise RefusedError("%s has no vocabulary" % folder, "copy the tokenizer.json of its data there")
     tokens.check(vocabulary, digest, folder)
