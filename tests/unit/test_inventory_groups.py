@@ -209,7 +209,10 @@ def test_hosts_of_the_command_line_may_have_them_too():
         ("nodes: {a: h}\nuser: root", "user (line 3): unknown key; it belongs below ssh:"),
         ("nodes: {a: h}\nnfs:\n  server: a", "nfs (line 3): unknown key; it belongs below services:"),
         ("nodes: {a: h}\nGroups: {}", "Groups (line 3): unknown key; did you mean groups?"),
-        ("nodes: {a: h}\nxyzzy: 1", "xyzzy (line 3): unknown key; known: prefix, nodes, ssh, train, groups, services, checks"),
+        (
+            "nodes: {a: h}\nxyzzy: 1",
+            "xyzzy (line 3): unknown key; known: prefix, nodes, ssh, train, groups, services, checks, textfile, notify",
+        ),
         (
             "nodes:\n  gpu[01" + ",02" * 600 + "]: h",
             "line 3, column 1810: mapping values are not allowed here (a key has at most 1,024 characters: write several entries)",
