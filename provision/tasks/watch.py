@@ -111,7 +111,7 @@ def watch_script(root: str, logs: str, *, events: int, log: int, samples: int, p
 
 
 def watch(session: Session, word: str | None, every: float = EVERY) -> Watch:
-    """Find a run, the newest one without a word.
+    """Find a run by its id or a part of it; without one, the newest.
 
     Raises:
         UsageError: no run matches, or several do.
