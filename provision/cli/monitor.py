@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -22,18 +24,32 @@ if TYPE_CHECKING:
 @click.command("monitor")
 @on_nodes
 @number("--every", type=SECONDS, default=2.0, show_default=True, metavar="SECONDS", help="Time between two refreshes.")
+@click.option("--picture", hidden=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--size", hidden=True, default="120x40")
+@click.option("--press", hidden=True, default="")
 @click.argument("run", required=False)
 @reporting
-def monitor_command(reporter: Reporter, selection: Selection, run: str | None, every: float) -> None:
+def monitor_command(
+    reporter: Reporter,
+    selection: Selection,
+    run: str | None,
+    every: float,
+    picture: Path | None,
+    size: str,
+    press: str,
+) -> None:
     """Watch a run on the whole screen: nodes, GPUs, loss, throughput, log and events.
 
     RUN is a run's id or part of it. The default is the newest run. The key ? shows the keys. Quitting does not stop
     the run.
     """
-    refuse_without_screen(run, as_json=bool(click.get_current_context().params.get("as_json")))
+    columns_rows = _size(size)
+    if picture is None:
+        refuse_without_screen(run, as_json=bool(click.get_current_context().params.get("as_json")))
     with importing():
         import provision.cli.monitor_app  # noqa: PLC0415 - it takes a moment, in which Ctrl-C works
         import provision.tasks.diagnose  # noqa: F401, PLC0415
+        from provision.cli.monitor_picture import draw  # noqa: PLC0415
         from provision.tasks.watch import next_run, watch  # noqa: PLC0415
 
     with selection.session_or_here(reporter) as session:
@@ -41,6 +57,10 @@ def monitor_command(reporter: Reporter, selection: Selection, run: str | None, e
         # The screen belongs to the program from here on: nothing prints, and nothing can be asked.
         quiet = Session(session.inventory, session.nodes, typed=session.typed, connections=session.connections)
         another: bool | None = True
+        if picture is not None:
+            screen, another = _screen(watched, quiet, every), None
+            with watched:
+                draw(screen, watched, picture, columns_rows, press)
         while another:
             screen = _screen(watched, quiet, every)
             with watched:
@@ -49,6 +69,14 @@ def monitor_command(reporter: Reporter, selection: Selection, run: str | None, e
                 watched = watch(quiet, next_run(quiet, watched.run.id), every)
     if screen.return_code:  # an unexpected error: textual has printed it
         click.get_current_context().exit(screen.return_code)
+
+
+def _size(text: str) -> tuple[int, int]:
+    """``120x40``: columns and rows of a picture."""
+    if not re.fullmatch(r"[1-9][0-9]{0,2}x[1-9][0-9]{0,2}", text):
+        raise UsageError(f"--size is COLUMNSxROWS, such as 120x40, not {text[:40]}")
+    columns, _, rows = text.partition("x")
+    return int(columns), int(rows)
 
 
 def _screen(watched: Watch, quiet: Session, every: float) -> Monitor:

@@ -37,6 +37,7 @@ class Watch:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._bug: Exception | None = None
+        self.answered = threading.Event()  # set when every node has answered, or is known not to
 
     def __enter__(self) -> Self:
         _ = self.session.connections  # created in this thread
@@ -70,7 +71,11 @@ class Watch:
                     self._watched.silence(node.name, str(getattr(error, "reason", "") or error))
             except Exception as error:  # noqa: BLE001 - ``view`` raises it in the thread that shows
                 self._bug = error
+                self.answered.set()
                 return
+            with self._lock:
+                if self._watched.complete:
+                    self.answered.set()
             self._over.wait(self._every)
 
     def _script(self, name: str, logs: str, *, first: bool) -> str:
