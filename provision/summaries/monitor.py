@@ -1,8 +1,12 @@
-"""The lines of ``clusterctl monitor``, from a ``View`` and a size. Pure: the screen only draws them."""
+"""The lines of ``clusterctl monitor``, from a ``View`` and a size. Pure: the screen only draws them.
+
+``say`` gives the words in the user's language.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 import time as clocks
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,92 +14,96 @@ from itertools import pairwise, repeat
 from statistics import fmean
 
 from provision.output_text import Line, Style, duration, fold_equal, size, span
-from provision.run.view import Gpu, NodeView, Point, View, folded, time_of
+from provision.run.view import Gpu, Happening, NodeView, Point, View, folded, time_of
 from provision.summaries.metrics import SIGNS
+from provision.summaries.words import Say, columns, cut, english, pad
 
 MARKS = {"restart": "R", "hang": "H", "checkpoint": "C", "warning": "!"}  # of events on the axis of a curve
 STALE = 60.0  # seconds; an agent takes a sample every ten
 _BAD = {"failed", "lost", "no answer"}
 _AXIS = 9  # columns of a plot's labels
+_ATTEMPT = re.compile(r"attempt (\d+) from (.+)")
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille sign, by row and column
 _LEAST = ("LOAD", "DISK FREE", "SAMPLE", "PHASE", "RANK", "RSS", "RECEIVED", "SENT", "STATE", "STEP")
 
 
-def head_lines(view: View, width: int) -> list[Line]:
+def head_lines(view: View, width: int, say: Say = english) -> list[Line]:
     """The run and its state; its numbers; and why it failed."""
-    phase = f", {view.phase}" if view.live and view.phase and view.phase != view.state else ""
-    counts = [f"{len(view.nodes)} node{'s' if len(view.nodes) != 1 else ''}"]
+    phase = f", {say(view.phase)}" if view.live and view.phase and view.phase != view.state else ""
+    counts = [say("{} nodes" if len(view.nodes) != 1 else "{} node", len(view.nodes))]
     gpus = sum(len(node.gpus) for node in view.nodes)
-    counts += [f"{gpus} GPU{'s' if gpus != 1 else ''}"] if gpus else []
+    counts += [say("{} GPUs" if gpus != 1 else "{} GPU", gpus)] if gpus else []
     silent = sum(bool(node.silent) for node in view.nodes)
-    counts += [f"{silent} without an answer"] if silent else []
-    counts += [f"{view.missing} not found"] if view.missing else []
-    tries = f"attempt {view.attempt:.0f} of {view.attempts:.0f}" if (view.attempts or 1) > 1 and view.attempt else ""
-    age = f"{'for' if view.live else 'took'} {duration(view.age)}" if view.age is not None else ""
-    first = "  ".join(part for part in (view.run, f"{view.state}{phase}", *counts, tries, age) if part)
+    counts += [say("{} without an answer", silent)] if silent else []
+    counts += [say("{} not found", view.missing)] if view.missing else []
+    tries = ""
+    if (view.attempts or 1) > 1 and view.attempt:
+        tries = say("attempt {} of {}", f"{view.attempt:.0f}", f"{view.attempts:.0f}")
+    age = say("for {}" if view.live else "took {}", duration(view.age)) if view.age is not None else ""
+    first = "  ".join(part for part in (view.run, f"{say(view.state)}{phase}", *counts, tries, age) if part)
     style: Style = "red" if view.state in _BAD else "green" if view.state == "finished" else "bold"
-    why = [Line(f"why: {view.why}"[:width], "red", None)] if view.why else []
-    return [Line(first[:width], style, None), Line(_numbers(view, width), "", None), *why]
+    why = [Line(cut(say("why: {}", view.why), width), "red", None)] if view.why else []
+    return [Line(cut(first, width), style, None), Line(_numbers(view, width, say), "", None), *why]
 
 
-def _numbers(view: View, width: int) -> str:
+def _numbers(view: View, width: int, say: Say) -> str:
     """The numbers of the training, as many as fit, the most important first."""
-    step = "" if view.step is None else f"step {view.step:.0f}" + (f"/{view.total:.0f}" if view.total else "")
+    step = "" if view.step is None else f"{view.step:.0f}" + (f"/{view.total:.0f}" if view.total else "")
     percent = f" ({100 * min(1.0, view.step / view.total):.0f} %)" if view.step is not None and view.total else ""
     parts = (
-        step + percent,
-        "" if view.loss is None else f"loss {view.loss:.4g}",
-        "" if view.left is None else f"{duration(view.left)} left",
-        "" if view.tokens is None else f"{view.tokens:,.0f} tokens/s",
-        "" if view.lr is None else f"lr {view.lr:.3g}",
-        f"{view.pace:.3g} s/step" if view.pace and view.pace >= 1 else "",
-        f"{view.pace * 1000:.3g} ms/step" if view.pace and view.pace < 1 else "",
+        say("step {}", step) + percent if step else "",
+        "" if view.loss is None else say("loss {}", f"{view.loss:.4g}"),
+        "" if view.left is None else say("{} left", duration(view.left)),
+        "" if view.tokens is None else say("{} tokens/s", f"{view.tokens:,.0f}"),
+        "" if view.lr is None else say("lr {}", f"{view.lr:.3g}"),
+        say("{} s/step", f"{view.pace:.3g}") if view.pace and view.pace >= 1 else "",
+        say("{} ms/step", f"{view.pace * 1000:.3g}") if view.pace and view.pace < 1 else "",
     )
     text = ""
     for part in filter(None, parts):
-        if text and len(text) + 2 + len(part) > width:
+        if text and columns(text) + 2 + columns(part) > width:
             break
         text += f"{'  ' if text else ''}{part}"
-    return (text or "no step yet")[:width]
+    return cut(text or say("no step yet"), width)
 
 
 # --- nodes and GPUs ------------------------------------------------------------------------------
 
 
-def node_lines(view: View, width: int, height: int) -> list[Line]:
+def node_lines(view: View, width: int, height: int, say: Say = english) -> list[Line]:
     """A row for each node with its GPUs; if they do not fit, shorter ones in several columns."""
     rows = [["NODE", "RANK", "STATE", "PHASE", "STEP", "GPUS", "USE", "MEM", "TEMP", "POWER", "RSS", "SENT"]]
     rows[0] += ["RECEIVED", "LOAD", "DISK FREE", "SAMPLE"]
-    rows += [_node_row(node) for node in view.nodes]
+    rows += [_node_row(node, say) for node in view.nodes]
     styles: list[Style] = ["red" if node.state in _BAD else "" for node in view.nodes]
     silent = fold_equal({node.name: node.silent for node in view.nodes if node.silent})
-    reasons = [Line(f"{names}: no answer: {why}", "red", None) for why, names in silent.items()]
-    if len(rows) > height and width >= 2 * (_wide_cell(view.nodes) + 2):
-        cells = [(_cell(node), style) for node, style in zip(view.nodes, styles, strict=True)]
+    reasons = [Line(f"{names}: {say('no answer')}: {why}", "red", None) for why, names in silent.items()]
+    if len(rows) > height and width >= 2 * (_wide_cell(view.nodes, say) + 2):
+        cells = [(_cell(node, say), style) for node, style in zip(view.nodes, styles, strict=True)]
         return [*_in_columns(cells, width), *reasons]
-    lines = _fitted(rows, width)
+    lines = _fitted(rows, width, say)
     return [Line(lines[0], "dim", None), *map(Line, lines[1:], styles, repeat(None)), *reasons]
 
 
-def gpu_lines(view: View, width: int) -> list[Line]:
+def gpu_lines(view: View, width: int, say: Say = english) -> list[Line]:
     """One cell for each GPU: use, memory, temperature and power."""
     cells: list[tuple[str, Style]] = [
         (_gpu_cell(node, gpu), "red" if node.silent else "") for node in view.nodes for gpu in node.gpus
     ]
     if not cells:
-        return [Line("no sample of a GPU yet: nodes without nvidia-smi have none", "dim", None)]
+        return [Line(say("no sample of a GPU yet: nodes without nvidia-smi have none"), "dim", None)]
     return _in_columns(cells, width)
 
 
-def _node_row(node: NodeView) -> list[str]:
+def _node_row(node: NodeView, say: Say) -> list[str]:
     if node.silent:
-        return [node.name, str(node.rank), node.state, *["-"] * 13]
+        return [node.name, str(node.rank), say(node.state), *["-"] * 13]
     gpus, age = node.gpus, node.age
     return [
         node.name,
         str(node.rank),
-        node.state,
-        node.phase or "-",
+        say(node.state),
+        say(node.phase) or "-",
         _show(node.step, lambda value: f"{value:.0f}"),
         _bars(gpus) or "-",
         _range([gpu.use for gpu in gpus], " %"),
@@ -107,25 +115,25 @@ def _node_row(node: NodeView) -> list[str]:
         _show(node.received, lambda value: f"{size(value)}/s"),
         _show(node.load, lambda value: f"{value:.1f}"),
         _show(node.disk_free, size),
-        f"{span(age)} ago" if age is not None and age > STALE and node.state == "running" else "-",
+        say("{} ago", span(age)) if age is not None and age > STALE and node.state == "running" else "-",
     ]
 
 
-def _cell(node: NodeView) -> str:
+def _cell(node: NodeView, say: Say) -> str:
     if node.silent:
-        return f"{node.name} no answer"
+        return f"{node.name} {say('no answer')}"
     use, filled = ([one for one in values if one is not None] for values in _columns_of(node.gpus))
     numbers = f" {fmean(use):3.0f}%" if use else ""
     numbers += f" {max(filled):3.0f}%" if filled else ""
-    return f"{node.name} {_bars(node.gpus) or node.state}{numbers}"
+    return f"{node.name} {_bars(node.gpus) or say(node.state)}{numbers}"
 
 
 def _columns_of(gpus: Sequence[Gpu]) -> tuple[list[float | None], list[float | None]]:
     return [gpu.use for gpu in gpus], [gpu.filled for gpu in gpus]
 
 
-def _wide_cell(nodes: Sequence[NodeView]) -> int:
-    return max((len(_cell(node)) for node in nodes), default=0)
+def _wide_cell(nodes: Sequence[NodeView], say: Say) -> int:
+    return max((columns(_cell(node, say)) for node in nodes), default=0)
 
 
 def _gpu_cell(node: NodeView, gpu: Gpu) -> str:
@@ -136,28 +144,29 @@ def _gpu_cell(node: NodeView, gpu: Gpu) -> str:
 
 
 def _in_columns(cells: Sequence[tuple[str, Style]], width: int) -> list[Line]:
-    wide = max(len(text) for text, _ in cells) + 2
+    wide = max(columns(text) for text, _ in cells) + 2
     count = max(1, width // wide)
     rows = -(-len(cells) // count)
     lines = []
     for row in range(rows):
         mine = cells[row::rows]
         style: Style = next((style for _, style in mine if style), "")
-        lines.append(Line("".join(f"{text:<{wide}}" for text, _ in mine).rstrip(), style, None))
+        lines.append(Line("".join(pad(text, wide) for text, _ in mine).rstrip(), style, None))
     return lines
 
 
-def _fitted(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+def _fitted(rows: Sequence[Sequence[str]], width: int, say: Say) -> list[str]:
     """The table without empty columns, and without those that do not fit."""
-    columns = [list(column) for column in zip(*rows, strict=True) if any(cell != "-" for cell in column[1:])]
-    least = list(_LEAST)
-    while sum(max(map(len, column)) + 2 for column in columns) - 2 > width and least:
-        name = least.pop(0)
-        columns = [column for column in columns if column[0] != name]
-    wide = [max(map(len, column)) for column in columns]
+    table = {column[0]: column for column in zip(*rows, strict=True) if any(cell != "-" for cell in column[1:])}
+    shown = {name: [say(name), *cells] for name, (_, *cells) in table.items()}
+    wide = {name: max(map(columns, column)) for name, column in shown.items()}
+    for name in _LEAST:
+        if sum(wide.values()) + 2 * (len(wide) - 1) <= width:
+            break
+        wide.pop(name, None)
     return [
-        "  ".join(f"{cell:<{each}}" for cell, each in zip(row, wide, strict=True)).rstrip()
-        for row in zip(*columns, strict=True)
+        "  ".join(pad(cell, each) for cell, each in zip(row, wide.values(), strict=True)).rstrip()
+        for row in zip(*(shown[name] for name in wide), strict=True)
     ]
 
 
@@ -189,16 +198,16 @@ def _sum(values: Iterable[float | None]) -> float | None:
 # --- plots ---------------------------------------------------------------------------------------
 
 
-def loss_plot(view: View, width: int, height: int) -> list[Line]:
+def loss_plot(view: View, width: int, height: int, say: Say = english) -> list[Line]:
     """The loss by step, with the events on its axis."""
     points = [(point.step, point.loss) for point in view.points if point.loss is not None]
-    return _plot(points, width, height, _marks(view))
+    return _plot(points, width, height, _marks(view), say)
 
 
-def speed_plot(view: View, width: int, height: int) -> list[Line]:
+def speed_plot(view: View, width: int, height: int, say: Say = english) -> list[Line]:
     """Tokens per second by step, else steps per second."""
     tokens = [(point.step, point.tokens) for point in view.points if point.tokens is not None]
-    return _plot(tokens or _steps_per_second(view.points), width, height, _marks(view))
+    return _plot(tokens or _steps_per_second(view.points), width, height, _marks(view), say)
 
 
 def _marks(view: View) -> list[tuple[int, str]]:
@@ -222,27 +231,29 @@ def _steps_per_second(points: Sequence[Point]) -> list[tuple[int, float]]:
     ]
 
 
-def _plot(points: Sequence[tuple[int, float]], width: int, height: int, marks: Sequence[tuple[int, str]]) -> list[Line]:
+def _plot(
+    points: Sequence[tuple[int, float]], width: int, height: int, marks: Sequence[tuple[int, str]], say: Say
+) -> list[Line]:
     """A curve of braille dots with its highest and lowest value; ``x`` below steps without a finite number."""
-    columns, rows = 2 * (width - _AXIS), 4 * (height - 1)
+    across, rows = 2 * (width - _AXIS), 4 * (height - 1)
     finite = [value for _, value in points if math.isfinite(value)]
-    if len(points) < 2 or not finite or columns < 4 or rows < 4:
-        latest = f"{points[-1][1]:.4g}" if points else "no number yet"
+    if len(points) < 2 or not finite or across < 4 or rows < 4:
+        latest = f"{points[-1][1]:.4g}" if points else say("no number yet")
         return [Line(latest, "dim", None)]
     first, last = points[0][0], points[-1][0]
     low, high = min(finite), max(finite)
-    bins: list[list[float]] = [[] for _ in range(columns)]
+    bins: list[list[float]] = [[] for _ in range(across)]
     for step, value in points:
-        bins[min(columns - 1, (step - first) * columns // max(1, last - first))].append(value)
+        bins[min(across - 1, (step - first) * across // max(1, last - first))].append(value)
     grid, broken = _dots(bins, low, high, rows)
     lines = []
     for row, signs in enumerate(grid):
         label = _label(high) if row == 0 else _label(low) if row == len(grid) - 1 else ""
         text = "".join("x" if row == len(grid) - 1 and at in broken else chr(sign) for at, sign in enumerate(signs))
         lines.append(Line(f"{label:>{_AXIS - 1}} {text}", "", None))
-    axis = list(f"{first}{f'step {last}':>{max(1, width - _AXIS - len(str(first)))}}")
+    axis = list(f"{first}{pad(say('step {}', last), max(1, width - _AXIS - len(str(first))), right=True)}")
     for step, sign in marks:
-        at = min(len(axis) - 1, (step - first) * (columns // 2) // max(1, last - first))
+        at = min(len(axis) - 1, (step - first) * (across // 2) // max(1, last - first))
         if step >= first and axis[at] == " ":
             axis[at] = sign
     return [*lines, Line(" " * _AXIS + "".join(axis), "dim", None)]
@@ -300,11 +311,18 @@ def log_lines(view: View, rank: int | None = None, search: str = "") -> list[Lin
     return lines
 
 
-def event_lines(view: View) -> list[Line]:
+def event_lines(view: View, say: Say = english) -> list[Line]:
     """The events of the run, the newest last."""
     lines = []
     for event in view.events:
         at = clocks.strftime("%H:%M:%S", clocks.gmtime(event.time))
         style: Style = "red" if event.kind == "hang" else "yellow" if event.kind in {"warning", "restart"} else ""
-        lines.append(Line(f"{at} {event.kind:<10} {event.node}: {event.text}", style, None))
-    return lines or [Line("no event yet", "dim", None)]
+        lines.append(Line(f"{at} {pad(say(event.kind), 10)} {event.node}: {_event_text(event, say)}", style, None))
+    return lines or [Line(say("no event yet"), "dim", None)]
+
+
+def _event_text(event: Happening, say: Say) -> str:
+    """What happened. Only our own words are translated, not texts of agents."""
+    if found := _ATTEMPT.fullmatch(event.text):
+        return say("attempt {} from {}", found[1], say(found[2]))
+    return say(event.text)
