@@ -41,6 +41,7 @@ WITH_INVENTORY = (
     "run",
     "runs list",
     "runs prune",
+    "save",
     "services apply",
     "services status",
     "services undo",

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise, repeat
 from statistics import fmean
 
-from provision.output_text import Line, Style, duration, fold_equal, size, span
+from provision.output_text import Line, Style, clean, duration, fold_equal, size, span
+from provision.run.found import Run
 from provision.run.view import Gpu, Happening, NodeView, Point, View, folded, time_of
 from provision.summaries.metrics import SIGNS
 from provision.summaries.words import Say, columns, cut, english, pad
@@ -85,7 +86,7 @@ def node_lines(view: View, width: int, height: int, say: Say = english) -> list[
     return [Line(lines[0], "dim", None), *map(Line, lines[1:], styles, repeat(None)), *reasons]
 
 
-def gpu_lines(view: View, width: int, say: Say = english) -> list[Line]:
+def gpu_lines(view: View, width: int, _height: int = 0, say: Say = english) -> list[Line]:
     """One cell for each GPU: use, memory, temperature and power."""
     cells: list[tuple[str, Style]] = [
         (_gpu_cell(node, gpu), "red" if node.silent else "") for node in view.nodes for gpu in node.gpus
@@ -304,11 +305,21 @@ def log_lines(view: View, rank: int | None = None, search: str = "") -> list[Lin
     ]
     lines = []
     for line, count in folded(chosen):
-        source = line.node if line.rank is None else f"{line.node}/{line.rank}"
-        more = f"(x {count}) " if count > 1 else ""  # in front: a narrow terminal cuts the end
-        text = f"{time_of(line)} {source} {more}{line.text}".lstrip()
+        source = "" if rank is not None else line.node if line.rank is None else f"{line.node}/{line.rank}"
+        more = f"(x {count})" if count > 1 else ""  # in front: a narrow terminal cuts the end
+        text = " ".join(part for part in (time_of(line), source, more, line.text) if part)
         lines.append(Line(text, "red" if "Error" in line.text else "", None))
     return lines
+
+
+def ranks_of(text: str, most: int) -> tuple[int, ...]:
+    """``0 3-5`` -> 0, 3, 4, 5: at most ``most`` ranks, and nothing of what is no number."""
+    found: dict[int, None] = {}
+    for word in re.findall(r"[0-9]{1,6}(?:-[0-9]{1,6})?", text):
+        first, _, last = word.partition("-")
+        for rank in range(int(first), int(last or first) + 1)[:most]:
+            found[rank] = None
+    return tuple(found)[:most]
 
 
 def event_lines(view: View, say: Say = english) -> list[Line]:
@@ -326,3 +337,16 @@ def _event_text(event: Happening, say: Say) -> str:
     if found := _ATTEMPT.fullmatch(event.text):
         return say("attempt {} from {}", found[1], say(found[2]))
     return say(event.text)
+
+
+# --- other runs ----------------------------------------------------------------------------------
+
+
+def run_line(run: Run, current: str, say: Say = english) -> Line:
+    """A run in a list of runs; ``*`` marks the one that is shown."""
+    step, total = run.head.number("step"), run.head.number("total")
+    at = "" if step is None else say("step {}", f"{step:.0f}" + (f"/{total:.0f}" if total else ""))
+    count = say("{} nodes" if len(run.parts) != 1 else "{} node", len(run.parts))
+    style: Style = "red" if run.state in _BAD else "green" if run.state == "finished" else "bold" if run.live else ""
+    mark = "*" if run.id == current else " "
+    return Line(f"{mark} {clean(run.id)}  {pad(say(run.state), 10)}  {pad(count, 10)}  {at}".rstrip(), style, None)

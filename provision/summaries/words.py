@@ -90,6 +90,57 @@ CHINESE: Mapping[str, str] = {
     "end": "结束",
     "attempt {} from {}": "第 {} 次尝试,从 {} 开始",
     "the start": "头",
+    # keys
+    "quit; the run continues": "退出;运行继续",
+    "list of runs, to see another": "运行列表,可切换",
+    "stop the run (asks)": "停止运行(会询问)",
+    "save a checkpoint, and continue": "保存检查点并继续",
+    "save a checkpoint and stop (asks)": "保存检查点并停止(会询问)",
+    "diagnosis; there, c copies it": "诊断;其中 c 复制",
+    "nodes or single GPUs": "节点或各个 GPU",
+    "copy the diagnosis": "复制诊断",
+    "log of the next rank, R: of all": "下一个编号的日志,R:全部",
+    "logs of several ranks, such as 0 3-5": "几个编号的日志,如 0 3-5",
+    "search the logs; Escape ends it": "搜索日志;Esc 结束",
+    "log or events (narrow terminals)": "日志或事件(窄终端)",
+    "this help": "本帮助",
+    "next pane; arrow keys scroll": "下一个窗格;方向键滚动",
+    "GPUS has a sign for the use of each GPU. USE, MEM and TEMP are ranges over": (
+        "“各 GPU”列中每个 GPU 有一个符号表示利用率。利用率、显存和温度是节点"
+    ),
+    "the GPUs of a node, POWER is their sum. Agents take a sample every 10 s.": (
+        "各 GPU 的范围,功率是总和。代理每 10 秒采样一次。"
+    ),
+    "A log line with (x N) stands for N lines that differ only in their numbers.": (
+        "带 (x N) 的日志行代表 N 行,它们只有数字不同。"
+    ),
+    "Below a curve: R restart, H hang, C checkpoint, ! warning. Times are UTC.": (
+        "曲线下方:R 重启,H 挂起,C 检查点,! 警告。时间为 UTC。"
+    ),
+    "quit": "退出",
+    "help": "帮助",
+    "stop": "停止",
+    "save": "保存",
+    "diagnosis": "诊断",
+    "runs": "运行",
+    "rank": "编号",
+    "search": "搜索",
+    "panes": "窗格",
+    # questions and notices
+    "confirm": "确认",
+    "y  yes      n  no": "y  是      n  否",
+    "search the logs": "搜索日志",
+    "ranks, such as 0 3-5; nothing: all in one log": "编号,如 0 3-5;空:全部在一个日志中",
+    "Save a checkpoint and stop {}?": "保存检查点并停止 {}?",
+    "Stop {} on every node?": "在所有节点上停止 {}?",
+    "stopping; this may take a while": "正在停止,可能需要一些时间",
+    "the run is over: {}": "运行已结束:{}",
+    "reading the logs of all nodes": "正在读取所有节点的日志",
+    "diagnosis (c copies it)": "诊断(c 复制)",
+    "copy": "复制",
+    "try: {}": "可尝试:{}",
+    "copied, if the terminal allows it (OSC 52)": "已复制,如果终端允许(OSC 52)",
+    "copied into tmux's buffer: its key ] pastes it": "已复制到 tmux 缓冲区:用 tmux 的 ] 键粘贴",
 }
 
 

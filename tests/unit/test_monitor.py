@@ -16,15 +16,26 @@ import pytest
 
 from provision import model
 from provision.cli.monitor import refuse_without_screen
-from provision.cli.monitor_app import Monitor, Pane
+from provision.cli.monitor_app import Actions, Monitor
+from provision.cli.monitor_panes import Pane
 from provision.errors import UsageError
 from provision.model import Inventory, Result
+from provision.output_text import Line
 from provision.run.found import merge_runs, parse_runs
 from provision.run.view import POINTS, Watched, folded
 from provision.session import Session
 from provision.ssh.wire import NodeUnreachable
-from provision.summaries.monitor import event_lines, gpu_lines, head_lines, log_lines, loss_plot, node_lines
-from provision.tasks.watch import Watch, run_after, watch_script
+from provision.summaries.monitor import (
+    event_lines,
+    gpu_lines,
+    head_lines,
+    log_lines,
+    loss_plot,
+    node_lines,
+    ranks_of,
+)
+from provision.summaries.words import english
+from provision.tasks.watch import Watch, watch_script
 
 RECORDED = Path(__file__).parent / "recorded_runs"
 RUN = "20261123-010653-sft-1a2b"
@@ -234,7 +245,7 @@ def test_repeats_are_folded_with_their_number(recorded):
     lines = folded(watched.view(0).lines)
     assert (lines[-1][0].text, lines[-1][1]) == ("warning 4", 5)
     assert log_lines(watched.view(0))[-1].text == "02:00:04 gpunode0/1 (x 5) warning 4"
-    assert [line.text for line in log_lines(watched.view(0), 1, "WARNING 3")] == ["02:00:03 gpunode0/1 warning 3"]
+    assert [line.text for line in log_lines(watched.view(0), 1, "WARNING 3")] == ["02:00:03 warning 3"]
 
 
 def test_a_curve_with_nan_and_infinity_is_drawn(recorded):
@@ -343,12 +354,6 @@ def test_nodes_are_asked_again_and_a_silent_one_delays_no_other(tmp_path):
     assert view.points
 
 
-def test_the_next_run_is_the_next_one_that_is_running():
-    runs = {name: SimpleNamespace(id=name, live=name != "b-ended") for name in ("a", "b-ended", "c", "d")}
-    assert [run_after(name, runs) for name in ("d", "c", "a", "b-ended")] == ["c", "a", "d", "a"]
-    assert run_after("only", {}) == "only"
-
-
 def test_status_watch_shows_the_status_again_until_ctrl_c(tmp_path):
     command = [sys.executable, "-c", "from provision.cli import main; main()", "status", "--watch", "0.1"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -372,24 +377,36 @@ def texts(app):
     return {pane.id: pane.text for pane in app.screen.query(Pane)}
 
 
-def screen(view, size, *keys, stop=None, diagnose=None, color=True):
-    """The panes' texts after the keys."""
-    app = Monitor(lambda: view, stop or (lambda _save: "stopped"), diagnose or (lambda: "all is well"), 60.0)
+def actions(**given):
+    """What the keys do, without a run."""
+    usual = {"stop": lambda _save: "stopped", "save": lambda: "saves", "diagnose": lambda: "all is well",
+             "runs": lambda: [(RUN, Line(f"* {RUN}")), ("another", Line("  another"))]}  # fmt: skip
+    return Actions(**{**usual, **given})
+
+
+def piloted(app, size, *keys, then=None):
+    """Run the screen without a terminal, press the keys, and return what ``then`` returns."""
 
     async def pilot():
         async with app.run_test(size=size) as pilot:
-            await pilot.pause()
             for key in keys:
                 await pilot.press(key)
-                await pilot.pause()
             await app.workers.wait_for_complete()
             await pilot.pause()
-            visible = {
-                pane.id for pane in app.screen.query(Pane) if pane.display and pane.size.height and pane.size.width
-            }
-            return texts(app), visible
+            return then() if then else None
 
     return asyncio.run(pilot())
+
+
+def screen(view, size, *keys, say=english, **given):
+    """The panes' texts after the keys, and which of them are visible."""
+    app = Monitor(lambda: view, actions(**given), 60.0, say)
+
+    def found():
+        visible = {pane.id for pane in app.screen.query(Pane) if pane.display and pane.size.height and pane.size.width}
+        return texts(app), visible
+
+    return piloted(app, size, *keys, then=found)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -411,7 +428,7 @@ def test_a_tiny_terminal_does_not_crash(view, size):
 
 
 def test_a_terminal_that_shrinks_is_drawn_again(view):
-    app = Monitor(lambda: view, lambda _save: "", lambda: "", 60.0)
+    app = Monitor(lambda: view, actions(), 60.0)
 
     async def pilot():
         async with app.run_test(size=(120, 40)) as pilot:
@@ -435,8 +452,16 @@ def test_stop_asks_first(view):
     shown, _ = screen(view, (80, 24), "s", "y", stop=stop)
     assert stopped == [False]
     assert shown["text"] == "stopped on 2 nodes"
-    screen(view, (80, 24), "w", "y", stop=stop)
+    screen(view, (80, 24), "S", "y", stop=stop)
     assert stopped == [False, True]
+
+
+def test_w_saves_without_stopping_or_says_what_is_possible(view):
+    def refuse():
+        raise UsageError("it cannot", hint="clusterctl stop --save")
+
+    assert screen(view, (80, 24), "w")[0]["text"] == "saves"
+    assert screen(view, (80, 24), "w", save=refuse)[0]["text"] == "it cannot\ntry: clusterctl stop --save"
 
 
 def test_d_shows_the_diagnosis_or_why_there_is_none(view):
@@ -454,7 +479,7 @@ def test_search_and_rank_select_the_log(view):
     ended, _ = screen(view, (120, 40), "slash", *"apple", "enter", "escape")
     assert len(ended["log"]) > len(shown["log"])
     first, _ = screen(view, (120, 40), "r")
-    assert all("/0 " in line for line in first["log"].split("\n") if line)
+    assert first["log"].split("\n") == [line.text for line in log_lines(view, 0)]
     everything, _ = screen(view, (120, 40), "r", "R")
     assert everything["log"] == ended["log"]
 
@@ -467,15 +492,35 @@ def test_g_shows_every_gpu_and_e_the_events(view):
     assert "attempt 1 from the start" in shown["events"]
 
 
-def test_n_leaves_for_the_next_run(view):
-    app = Monitor(lambda: view, lambda _save: "", lambda: "", 60.0)
+def test_n_lists_the_runs_and_leaves_for_the_chosen_one(view):
+    for keys, result in [(("down", "enter"), "another"), (("enter",), None), (("escape",), None)]:
+        app = Monitor(lambda: view, actions(), 60.0)
 
-    async def pilot():
-        async with app.run_test() as pilot:
-            await pilot.press("n")
+        async def pilot(app=app, keys=keys):
+            async with app.run_test() as hands:
+                await hands.press("n")
+                await app.workers.wait_for_complete()
+                await hands.pause()
+                await hands.press(*keys)
 
-    asyncio.run(pilot())
-    assert app.return_value is True
+        asyncio.run(pilot())
+        assert app.return_value == result
+
+
+def test_p_shows_the_logs_of_several_ranks_side_by_side(view):
+    shown, visible = screen(view, (120, 40), "p", *"0 1-2", "enter")
+    assert visible & {"log", "log1", "log2", "log3"} == {"log", "log1", "log2"}
+    for name, rank in [("log", 0), ("log1", 1), ("log2", 2)]:
+        assert shown[name] == "\n".join(line.text for line in log_lines(view, rank))
+    assert "log1" not in screen(view, (80, 24), "p", *"0 1", "escape")[1]
+    assert ranks_of("3,1-2 x 1-999999", 8) == (3, 1, 2, 4, 5, 6, 7, 8)
+    assert ranks_of("all", 8) == ()
+
+
+def test_c_copies_the_diagnosis(view, monkeypatch):
+    monkeypatch.delenv("TMUX", raising=False)
+    app = Monitor(lambda: view, actions(), 60.0)
+    assert piloted(app, (80, 24), "c", then=lambda: app.clipboard) == "all is well"
 
 
 def test_markup_from_a_node_is_drawn_as_text(recorded):

@@ -41,7 +41,7 @@ def main(argv: Optional[List[str]] = None, program: str = "trainer.lm") -> None:
     options = read(argv, program)
     source = start.find(options)
     config = start.complete(options, source)
-    signals = listen_for_signals()
+    signals = listen_for_signals(config.save)
 
     # Ranks
     group = ranks.join(config.device)
@@ -127,7 +127,7 @@ def main(argv: Optional[List[str]] = None, program: str = "trainer.lm") -> None:
                 loss += engine.micro_step(feed.batch(), number) / micro_steps
             keeper.wait_for_copies()
             norm = engine.step(rate)
-            marks = (float(signals[0] if signals else 0), float(keeper.is_written))
+            marks = (float(max(signals, default=0)), float(keeper.is_written))
             mine = torch.stack([loss, norm.to(loss), *(torch.full_like(loss, mark) for mark in marks)]).float()
             gathered = group.gather(mine).to("cpu", non_blocking=True)
             lap = watch.end()
@@ -145,6 +145,11 @@ def main(argv: Optional[List[str]] = None, program: str = "trainer.lm") -> None:
                 # Check the step's numbers first: a checkpoint must not contain NaN.
                 stopped = report_step(*waiting) or stopped
                 waiting = None
+            if stopped == SAVE:
+                log.say("step %d: saving on request" % step)
+                while SAVE in signals:  # one at a time: a signal may arrive meanwhile
+                    signals.remove(SAVE)
+                stopped, saves = 0, True
             if stopped:
                 why = signal.Signals(stopped).name
                 break
@@ -359,11 +364,15 @@ def evaluate(engine: Engine, opened: Data, batch: int, ranks: Ranks) -> Dict[str
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SAVE = signal.SIGUSR2  # save a checkpoint and continue: below SIGTERM, which therefore takes precedence
 FORCED = 3  # under torchrun Ctrl-C arrives twice: from the terminal and from torchrun
 
 
-def listen_for_signals() -> List[int]:
-    """Return a list to which each of these signals is appended. The third SIGINT exits without a checkpoint."""
+def listen_for_signals(saves: bool) -> List[int]:
+    """Return a list to which each of these signals is appended. The third SIGINT exits without a checkpoint.
+
+    A training that ``saves`` also listens for ``SAVE``. ``clusterctl save`` sends it only to processes that do.
+    """
     received: List[int] = []
 
     def receive(number: int, _: Any) -> None:
@@ -376,7 +385,7 @@ def listen_for_signals() -> List[int]:
             # Not sys.stderr: the signal may have interrupted a write to it.
             os.write(2, b"SIGINT: saving after this step; press twice more to exit without a checkpoint\n")
 
-    for each in SIGNALS:
+    for each in (*SIGNALS, SAVE) if saves else SIGNALS:
         signal.signal(each, receive)
     return received
 
