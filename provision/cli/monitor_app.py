@@ -223,7 +223,7 @@ class Monitor(App[str]):
             field.display = False
         self.query_one("#hint").display = False
         self.query_one(name, Input).display = True
-        self.query_one(name, Input).focus()
+        self.screen.set_focus(self.query_one(name, Input))  # at once: the next key may already be there
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Search, or choose ranks, while it is typed."""

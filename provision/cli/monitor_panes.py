@@ -24,7 +24,7 @@ from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from provision.output_text import Line
-from provision.summaries.words import Say, columns
+from provision.summaries.words import Say, columns, wrapped
 
 _COPIED = 50_000  # signs; some terminals drop an OSC 52 of more than 75 kB
 _TMUX = 5.0  # seconds for tmux
@@ -104,9 +104,16 @@ class Text(ModalScreen[None]):
         yield Pane("text", self._title)
 
     def on_mount(self) -> None:
-        """Show the text."""
-        self.query_one(Pane).put([Line(line, hang=None) for line in self._text.split("\n")])
+        """Scroll with the arrow keys."""
         self.query_one(Pane).focus()
+
+    def on_resize(self) -> None:
+        """Show the text in the new width."""
+        self.call_after_refresh(self._put)
+
+    def _put(self) -> None:
+        pane = self.query_one(Pane)
+        pane.put([Line(line, hang=None) for line in wrapped(self._text, pane.size.width - 1)])
 
     def action_copy(self) -> None:
         """Copy the text."""

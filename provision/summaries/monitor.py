@@ -335,7 +335,9 @@ def event_lines(view: View, say: Say = english) -> list[Line]:
 def _event_text(event: Happening, say: Say) -> str:
     """What happened. Only our own words are translated, not texts of agents."""
     if found := _ATTEMPT.fullmatch(event.text):
-        return say("attempt {} from {}", found[1], say(found[2]))
+        if found[2] == "the start":
+            return say("attempt {} from the start", found[1])
+        return say("attempt {} from {}", found[1], found[2])
     return say(event.text)
 
 

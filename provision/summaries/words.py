@@ -89,7 +89,7 @@ CHINESE: Mapping[str, str] = {
     "note": "提示",
     "end": "结束",
     "attempt {} from {}": "第 {} 次尝试,从 {} 开始",
-    "the start": "头",
+    "attempt {} from the start": "第 {} 次尝试,从头开始",
     # keys
     "quit; the run continues": "退出;运行继续",
     "list of runs, to see another": "运行列表,可切换",
@@ -195,3 +195,19 @@ def cut(text: str, width: int) -> str:
         if used > width:
             return text[:place]
     return text
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The lines of a text, each at most ``width`` columns: broken at spaces, and in a word that is longer."""
+    return [part for line in text.split("\n") for part in _parts(line, max(width, 2))]
+
+
+def _parts(line: str, width: int) -> list[str]:
+    parts = []
+    while columns(line) > width:
+        part = cut(line, width)
+        space = part.rfind(" ", 1)
+        part = part[:space] if space > len(part) - len(part.lstrip()) else part
+        parts.append(part)
+        line = line[len(part) :].lstrip(" ")
+    return [*parts, line]

@@ -67,6 +67,11 @@ class Watch:
         """The phase of the run, one of ``silence.NAMES``."""
         return self._silence.phases.current
 
+    @property
+    def saves(self) -> int:
+        """How often the run began to save."""
+        return self._silence.phases.saves
+
     def notices(self) -> List[str]:
         """The new notices since the last call."""
         found, self._notices = self._notices, []
