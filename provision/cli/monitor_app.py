@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 WIDE = 110  # columns from which log and events are side by side
 PANES = 8  # logs of ranks at once
-LEAST = 46  # columns of a log beside another one
+LEAST = 36  # columns of a log beside another one
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ MARKS = {"restart": "R", "hang": "H", "checkpoint": "C", "warning": "!"}  # of e
 STALE = 60.0  # seconds; an agent takes a sample every ten
 _BAD = {"failed", "lost", "no answer"}
 _AXIS = 9  # columns of a plot's labels
+_MARKED = 4  # rows of a plot that has a row for events
 _ATTEMPT = re.compile(r"attempt (\d+) from (.+)")
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille sign, by row and column
 _LEAST = ("LOAD", "DISK FREE", "SAMPLE", "PHASE", "RANK", "RSS", "RECEIVED", "SENT", "STATE", "STEP")
@@ -31,20 +32,20 @@ _LEAST = ("LOAD", "DISK FREE", "SAMPLE", "PHASE", "RANK", "RSS", "RECEIVED", "SE
 def head_lines(view: View, width: int, say: Say = english) -> list[Line]:
     """The run and its state; its numbers; and why it failed."""
     phase = f", {say(view.phase)}" if view.live and view.phase and view.phase != view.state else ""
-    counts = [say("{} nodes" if len(view.nodes) != 1 else "{} node", len(view.nodes))]
-    gpus = sum(len(node.gpus) for node in view.nodes)
-    counts += [say("{} GPUs" if gpus != 1 else "{} GPU", gpus)] if gpus else []
-    silent = sum(bool(node.silent) for node in view.nodes)
-    counts += [say("{} without an answer", silent)] if silent else []
-    counts += [say("{} not found", view.missing)] if view.missing else []
+    nodes = say("{} nodes" if len(view.nodes) != 1 else "{} node", len(view.nodes))
+    count = sum(len(node.gpus) for node in view.nodes)
+    gpus = say("{} GPUs" if count != 1 else "{} GPU", count) if count else ""
+    away = sum(bool(node.silent) for node in view.nodes)
+    silent = say("{} without an answer", away) if away else ""
+    missing = say("{} not found", view.missing) if view.missing else ""
     tries = ""
     if (view.attempts or 1) > 1 and view.attempt:
         tries = say("attempt {} of {}", f"{view.attempt:.0f}", f"{view.attempts:.0f}")
     age = say("for {}" if view.live else "took {}", duration(view.age)) if view.age is not None else ""
-    first = "  ".join(part for part in (view.run, f"{say(view.state)}{phase}", *counts, tries, age) if part)
+    first = _fitting((view.run, f"{say(view.state)}{phase}", nodes, gpus, silent, missing, tries, age), width)
     style: Style = "red" if view.state in _BAD else "green" if view.state == "finished" else "bold"
     why = [Line(cut(say("why: {}", view.why), width), "red", None)] if view.why else []
-    return [Line(cut(first, width), style, None), Line(_numbers(view, width, say), "", None), *why]
+    return [Line(first, style, None), Line(_numbers(view, width, say), "", None), *why]
 
 
 def _numbers(view: View, width: int, say: Say) -> str:
@@ -60,12 +61,17 @@ def _numbers(view: View, width: int, say: Say) -> str:
         say("{} s/step", f"{view.pace:.3g}") if view.pace and view.pace >= 1 else "",
         say("{} ms/step", f"{view.pace * 1000:.3g}") if view.pace and view.pace < 1 else "",
     )
+    return _fitting(parts if any(parts) else [say("no step yet")], width)
+
+
+def _fitting(parts: Iterable[str], width: int) -> str:
+    """The parts up to the first one that does not fit; of the first one, as much as fits."""
     text = ""
     for part in filter(None, parts):
         if text and columns(text) + 2 + columns(part) > width:
             break
         text += f"{'  ' if text else ''}{part}"
-    return cut(text or say("no step yet"), width)
+    return cut(text, width)
 
 
 # --- nodes and GPUs ------------------------------------------------------------------------------
@@ -235,8 +241,12 @@ def _steps_per_second(points: Sequence[Point]) -> list[tuple[int, float]]:
 def _plot(
     points: Sequence[tuple[int, float]], width: int, height: int, marks: Sequence[tuple[int, str]], say: Say
 ) -> list[Line]:
-    """A curve of braille dots with its highest and lowest value; ``x`` below steps without a finite number."""
-    across, rows = 2 * (width - _AXIS), 4 * (height - 1)
+    """A curve of braille dots with its highest and lowest value; ``x`` below steps without a finite number.
+
+    Below it are a row for the signs of events, if there are any, and the first and the last step.
+    """
+    marks = [(step, sign) for step, sign in marks if points and step >= points[0][0] and height >= _MARKED]
+    across, rows = 2 * (width - _AXIS), 4 * (height - 1 - bool(marks))
     finite = [value for _, value in points if math.isfinite(value)]
     if len(points) < 2 or not finite or across < 4 or rows < 4:
         latest = f"{points[-1][1]:.4g}" if points else say("no number yet")
@@ -252,12 +262,12 @@ def _plot(
         label = _label(high) if row == 0 else _label(low) if row == len(grid) - 1 else ""
         text = "".join("x" if row == len(grid) - 1 and at in broken else chr(sign) for at, sign in enumerate(signs))
         lines.append(Line(f"{label:>{_AXIS - 1}} {text}", "", None))
-    axis = list(f"{first}{pad(say('step {}', last), max(1, width - _AXIS - len(str(first))), right=True)}")
+    events = [" "] * (across // 2)
     for step, sign in marks:
-        at = min(len(axis) - 1, (step - first) * (across // 2) // max(1, last - first))
-        if step >= first and axis[at] == " ":
-            axis[at] = sign
-    return [*lines, Line(" " * _AXIS + "".join(axis), "dim", None)]
+        events[min(across // 2 - 1, (step - first) * (across // 2) // max(1, last - first))] = sign
+    lines += [Line(" " * _AXIS + "".join(events).rstrip(), "bold", None)] if marks else []
+    end = pad(say("step {}", last), max(1, width - _AXIS - len(str(first))), right=True)
+    return [*lines, Line(f"{' ' * _AXIS}{first}{end}", "dim", None)]
 
 
 def _label(value: float) -> str:
