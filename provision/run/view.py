@@ -168,15 +168,18 @@ class Watched:
         known = self._nodes[name]
         known.silent = ""
         head, _, log = out.partition("\nlog\n")
-        for part in parse_runs(name, head, self._names).parts:
+        head, _, events = head.partition("\nevents\n")
+        state, _, samples = head.partition("\nsamples\n")
+        listed = "\n".join([state, *(f"sample {line}" for line in samples.splitlines())])
+        for part in parse_runs(name, listed, self._names).parts:
             if part.run == self.run.id and part.node == name:
                 known.part = part
                 newest = known.samples[-1].get("time") if known.samples else None
                 known.samples.extend(one for one in part.samples if _newer(one.get("time"), newest))
-        for line in head.splitlines():
-            if line.startswith("event ") and (event := fields.read(line[6:])) is not None:
+        for line in events.splitlines():
+            if (event := fields.read(line)) is not None:
                 self._happened(name, event)
-        ends = _ENDS.search(head)
+        ends = _ENDS.search(events or head)
         if ends is None:
             return
         first, last = int(ends[2]), int(ends[3])
