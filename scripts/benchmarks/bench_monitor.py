@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import pty
 import random
+import re
 import select
 import signal
 import struct
@@ -97,11 +98,11 @@ def used(pid: int, *, children: bool = False) -> float:
 
 def used_by_nodes(box: sandbox.Sandbox) -> dict[str, float]:
     """Seconds of CPU of all processes of each node."""
-    spaces = {os.readlink(f"/proc/{box.init_process(node.name).pid}/ns/mnt"): node.name for node in box.nodes}
+    spaces = {Path(f"/proc/{box.init_process(node.name).pid}/ns/mnt").readlink(): node.name for node in box.nodes}
     found = dict.fromkeys(spaces.values(), 0.0)
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            name = spaces.get(os.readlink(process / "ns/mnt"))
+            name = spaces.get((process / "ns/mnt").readlink())
         except OSError:
             continue
         if name:
@@ -109,8 +110,8 @@ def used_by_nodes(box: sandbox.Sandbox) -> dict[str, float]:
     return found
 
 
-def watch(folder: Path, inventory: Path, seconds: float, box: sandbox.Sandbox) -> tuple[float, list[float]]:
-    """The shares of a core that the monitor and each node use."""
+def watch(folder: Path, inventory: Path, seconds: float, box: sandbox.Sandbox) -> tuple[float, list[float], float]:
+    """The shares of a core that the monitor and each node use, and the seconds between two steps on the screen."""
     argv = [sys.executable, "-c", COMMAND, "monitor", "-i", str(inventory), RUN, "--every", "1"]
     pid, terminal = pty.fork()
     if pid == 0:
@@ -122,10 +123,12 @@ def watch(folder: Path, inventory: Path, seconds: float, box: sandbox.Sandbox) -
     try:
         _drain(terminal, WARM_UP, shown)
         before, on_nodes, began = used(pid), used_by_nodes(box), time.monotonic()
+        start = len(shown)
         _drain(terminal, seconds, shown)
         span = time.monotonic() - began
         mine = (used(pid) - before) / span
         after = used_by_nodes(box)
+        steps = set(re.findall(rb"step (\d+)/", shown[start:]))
     finally:
         os.kill(pid, signal.SIGTERM)
         _drain(terminal, 2.0, shown)
@@ -134,7 +137,7 @@ def watch(folder: Path, inventory: Path, seconds: float, box: sandbox.Sandbox) -
     missing = [node.name for node in box.nodes if node.name.encode() not in shown]
     if missing:
         raise SystemExit(f"the screen did not show {len(missing)} nodes: {bytes(shown[-2000:])!r}")
-    return mine, [(after[name] - on_nodes[name]) / span for name in after]
+    return mine, [(after[name] - on_nodes[name]) / span for name in after], span / max(1, len(steps))
 
 
 def _drain(terminal: int, seconds: float, shown: bytearray) -> None:
@@ -164,10 +167,11 @@ def main() -> int:
             feeder = multiprocessing.Process(target=feed, args=(nodes,), daemon=True)
             feeder.start()
             try:
-                mine, theirs = watch(folder, box.inventory, given.seconds, box)
+                mine, theirs, every = watch(folder, box.inventory, given.seconds, box)
             finally:
                 feeder.terminate()
     print(f"{given.nodes} nodes x {GPUS} GPUs, every second, {given.seconds:g} s, load {os.getloadavg()[0]:.1f}")
+    print(f"the screen shows a new step every {every:.1f} s")
     print(f"monitor: {100 * mine:.1f} % of a core (must 30, aim 10)")
     print(f"a node: {100 * median(theirs):.2f} % of a core, at most {100 * max(theirs):.2f} (must 1, aim 0.3)")
     return 0

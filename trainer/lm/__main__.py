@@ -371,7 +371,8 @@ FORCED = 3  # under torchrun Ctrl-C arrives twice: from the terminal and from to
 def listen_for_signals(saves: bool) -> List[int]:
     """Return a list to which each of these signals is appended. The third SIGINT exits without a checkpoint.
 
-    A training that ``saves`` also listens for ``SAVE``. ``clusterctl save`` sends it only to processes that do.
+    A training that ``saves`` also listens for ``SAVE``. ``clusterctl save`` sends it only to processes that do; others
+    ignore it.
     """
     received: List[int] = []
 
@@ -385,8 +386,9 @@ def listen_for_signals(saves: bool) -> List[int]:
             # Not sys.stderr: the signal may have interrupted a write to it.
             os.write(2, b"SIGINT: saving after this step; press twice more to exit without a checkpoint\n")
 
-    for each in (*SIGNALS, SAVE) if saves else SIGNALS:
+    for each in SIGNALS:
         signal.signal(each, receive)
+    signal.signal(SAVE, receive if saves else signal.SIG_IGN)
     return received
 
 
