@@ -29,9 +29,14 @@ RUNS = 200  # in the list of runs
 @on_nodes
 @number("--every", type=SECONDS, default=2.0, show_default=True, metavar="SECONDS", help="Time between two refreshes.")
 @click.option("--language", type=click.Choice(["en", "zh"]), help="English or Chinese; the default is the locale's.")
-@click.option("--picture", hidden=True, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--size", hidden=True, default="120x40")
-@click.option("--press", hidden=True, default="")
+@click.option(
+    "--picture",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw the screen into an SVG file, and exit. Needs no terminal.",
+)
+@click.option("--size", default="120x40", show_default=True, metavar="SIZE", help="Columns and rows of the picture.")
+@click.option("--press", default="", metavar="KEYS", help="Keys to press before the picture, such as 'g e'.")
 @click.argument("run", required=False)
 @reporting
 def monitor_command(

@@ -1,6 +1,6 @@
 """Draws the monitor's screen into an SVG file: ``clusterctl monitor RUN --picture FILE.svg``, without a terminal.
 
-The options are hidden, because they are for documentation::
+For documentation and for messages to colleagues::
 
     clusterctl monitor RUN --picture out.svg --size 120x40 --press g
 

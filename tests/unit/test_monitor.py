@@ -34,6 +34,7 @@ from provision.summaries.monitor import (
     node_lines,
     ranks_of,
 )
+from provision.tasks.save import Saved, save_run
 from provision.tasks.watch import Watch, watch_script
 
 RECORDED = Path(__file__).parent / "recorded_runs"
@@ -350,6 +351,52 @@ def test_nodes_are_asked_again_and_a_silent_one_delays_no_other(tmp_path):
         view = watching.view()
     assert [(node.state, node.silent) for node in view.nodes] == [("running", ""), ("no answer", "no route to host")]
     assert view.points
+
+
+CATCHES = (
+    "import signal; signal.signal(signal.SIGUSR2, lambda *_: print('saves', flush=True)); print('ready', flush=True)"
+)
+IGNORES = "print('ready', flush=True)"
+
+
+@pytest.fixture
+def rank():
+    """Start a process that looks like a rank of trainer.lm, or of another program."""
+    started = []
+
+    def start(code, module="trainer.lm"):
+        waits = f"{code}; import sys; sys.stdin.read()"
+        marks = {**os.environ, "CLUSTERCTL_RUN": RUN, "CLUSTERCTL_NODE": "gpunode0"}
+        argv = [sys.executable, "-c", waits, "-m", module, "--data", "x"]
+        process = subprocess.Popen(argv, env=marks, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.communicate("", timeout=20)
+
+
+def test_save_signals_the_trainer_alone_and_only_if_it_catches_the_signal(tmp_path, rank):
+    node = Node(tmp_path, "gpunode0", 0, 1)
+    inventory = Inventory(
+        tmp_path / "inventory.yaml", PurePosixPath(tmp_path / "current"), (model.Node(node.name, "10.0.0.1"),)
+    )
+    session = Session(inventory, connections=Answers([node]))
+    others = [rank(IGNORES), rank(CATCHES, "llamafactory.cli")]
+    with pytest.raises(UsageError, match=r"only trainer\.lm and trainer\.vlm can") as error:
+        save_run(session, RUN)
+    assert error.value.hint == f"to save and stop: clusterctl stop --save {RUN}"
+    trainer = rank(CATCHES)
+    assert save_run(session, RUN) == Saved(RUN, "gpunode0", 1, 40)
+    assert trainer.stdout.readline() == "saves\n"
+    assert [process.poll() for process in others] == [None, None]
+    assert others[1].communicate("", timeout=20)[0] == ""
+    node.state["state"] = "finished"
+    (node.folder / "state.json").write_text(json.dumps(node.state))
+    with pytest.raises(UsageError, match="is finished: it saves nothing more"):
+        save_run(session, RUN)
 
 
 def test_status_watch_shows_the_status_again_until_ctrl_c(tmp_path):
