@@ -243,8 +243,12 @@ class Watched:
                 self._progress(event)
             return
         found = happening(name, event)
-        if found is not None and (found.kind in {"hang", "warning"} or name == self.run.head.node):
-            self._events.append(found)
+        if found is None or not (found.kind in {"hang", "warning"} or name == self.run.head.node):
+            return
+        before = self._events[-1].kind if self._events else ""
+        if before == "checkpoint" and (found.kind, found.text) == ("phase", "training"):
+            return  # the end of a save: with one every minute, it would fill half of the list
+        self._events.append(found)
 
     def _progress(self, event: Mapping[str, Any]) -> None:
         step = event.get("step")

@@ -271,6 +271,17 @@ def test_events_are_marked_on_the_axis_of_a_curve(recorded):
     assert marks.index("H") == 9 + (middle.step - 1) * 80 // 39
 
 
+def test_a_save_is_one_event(recorded):
+    watched, head = begin(recorded), recorded[0]
+    refresh(watched, head)
+    before = len(watched.view(0).events)
+    phases = ["evaluating", "training", "saving", "training", "saving", "training"]
+    head.add("events.jsonl", *({"event": "phase", "time": 1795396300.0, "phase": phase} for phase in phases))
+    refresh(watched, head)
+    kinds = [(event.kind, event.text) for event in watched.view(0).events[before:]]
+    assert kinds == [("phase", "evaluating"), ("phase", "training"), *[("checkpoint", "saving")] * 2]
+
+
 def test_a_run_without_samples_or_steps_is_shown(tmp_path):
     node = Node(tmp_path, "gpu01", 0, 1)
     watched = begin([node])
