@@ -51,7 +51,9 @@ def cases(batch: int) -> dict[str, list[str]]:
         passes = ["--batch-size", str(samples), "--accumulation", str(32 // samples)]
         return ["--engine", engine, "--dtype", "float16", *passes, "--max-iters", str(GUIDE_STEPS), *more]
 
-    saves = ["--save", "true", "--save-interval", "8" if is_large else "4", "--max-iters", "13", "--keep", "1"]
+    # A large model's steps last as long as its first save: the end of a training waits for a save that is being written.
+    interval, steps = ("130", "260") if is_large else ("4", "13")
+    saves = ["--save", "true", "--save-interval", interval, "--max-iters", steps, "--keep", "1"]
     return {
         "ours": both,
         "guide": guide("zero2", 1, "--compile", "off"),
