@@ -13,15 +13,21 @@ from pathlib import Path
 import pytest
 
 from trainer.agent import metrics
+from trainer.agent.contract import throttle
 from trainer.agent.processes import Stat, stat_of
 
 # nvidia-smi's own words: a healthy H100, one without a power sensor, one that has fallen off the bus.
 ANSWER = """\
-0, 98, 71542, 81559, 683.21, 61
-1, 0, 4, 81559, [N/A], 33
+0, 98, 71542, 81559, 683.21, 61, 1980, 1980, 0x0000000000000004
+1, 0, 4, 81559, [N/A], 33, 345, 1980, 0x0000000000000001
 Unable to determine the device handle for GPU0000:B6:00.0: Unknown Error
 """
-FIRST = {"index": 0, "use": 98, "memory": 71542 << 20, "memory_total": 81559 << 20, "power": 683.21, "temperature": 61}
+FIRST = {
+    "index": 0, "use": 98, "memory": 71542 << 20, "memory_total": 81559 << 20, "power": 683.21, "temperature": 61,
+    "clock": 1980, "clock_max": 1980, "throttle": ["sw_power_cap"],
+}  # fmt: skip
+SECOND = {**FIRST, "index": 1, "use": 0, "memory": 4 << 20, "power": None, "temperature": 33}
+SECOND.update(clock=345, throttle=["gpu_idle"])
 
 
 def eventually(test, seconds=60.0):
@@ -40,8 +46,8 @@ def listen():
     """Makes a Gpus that listens to another program."""
     made = []
 
-    def make(*argv):
-        made.append(metrics.Gpus(argv))
+    def make(*argv, argvs=None):
+        made.append(metrics.Gpus(argvs or [argv]))
         return made[-1]
 
     yield make
@@ -65,12 +71,12 @@ def test_output_of_nvidia_smi(listen):
 
     eventually(heard)
     assert found[0] == FIRST
-    assert found[1] == {**FIRST, "index": 1, "use": 0, "memory": 4 << 20, "power": None, "temperature": 33}
+    assert found[1] == SECOND
 
 
 def test_newest_line_is_used_and_an_old_one_expires(listen, tmp_path):
     message = tmp_path / "said"
-    message.write_text("0, 1, 1, 1, 1, 1\n")
+    message.write_text("0, 1, 1, 1, 1, 1, 1, 1, 0x0\n")
     known = listen("/bin/sh", "-c", f"cat {message}; exec sleep 600")
     eventually(lambda: known.look(5.0))
     assert known.look(35.0)[0]["use"] == 1
@@ -85,7 +91,7 @@ def test_a_line_comes_in_two_parts(listen, tmp_path):
     known.look(1.0)
     with gate.open("w") as rest:
         assert known.look(1.5) is None
-        rest.write("542, 81559, 683.21, 61\n")
+        rest.write("542, 81559, 683.21, 61, 1980, 1980, 0x0000000000000004\n")
     eventually(lambda: known.look(2.0))
     assert known.look(2.0) == [FIRST]
 
@@ -120,10 +126,62 @@ def test_without_nvidia_smi(listen):
 
 
 @pytest.mark.parametrize(
-    "line", ["", "No devices were found", "NVIDIA-SMI has failed because, it, could, not, say, why"]
+    "line",
+    [
+        "",
+        "No devices were found",
+        "NVIDIA-SMI has failed because, it, could, not, say, why, at, all",
+        "0, 98, 71542, 81559, 683.21, 61",  # the middle of a longer line
+        "-1, 1, 1, 1, 1, 1, 1, 1, 0x0",
+        "99999999, 1, 1, 1, 1, 1, 1, 1, 0x0",
+        "inf, 1, 1, 1, 1, 1, 1, 1, 0x0",
+    ],
 )
 def test_invalid_lines_are_ignored(line):
     assert metrics.gpu(line) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("0x0000000000000000", []),
+        ("0x0000000000000048", ["hw_slowdown", "hw_thermal_slowdown"]),  # recorded/gpu.throttle.yaml
+        ("0x0000000000000088", ["hw_slowdown", "hw_power_brake_slowdown"]),
+        ("0x0000000000000020", ["sw_thermal_slowdown"]),
+        ("0x8000000000000001", ["gpu_idle", "other"]),
+        ("[N/A]", None),
+        ("[Not Supported]", None),
+        ("-0x4", None),
+        ("0x" + "f" * 100, None),
+    ],
+)
+def test_throttle_reasons(text, found):
+    line = f"0, inf, nan, 1e999, -1, [GPU requires reset], 1980, [N/A], {text}"
+    values = metrics.gpu(line)
+    assert values["throttle"] == found
+    assert (values["use"], values["memory"], values["memory_total"], values["clock_max"]) == (None,) * 4
+
+
+def test_a_driver_that_knows_no_reason(listen):
+    assert metrics.gpu("0, 98, 71542, 81559, 683.21, 61, 1410, 1410")["throttle"] is None
+    refuses = ("/bin/sh", "-c", "echo 'Field \"clocks_event_reasons.active\" is not a valid field to query.'; exit 2")
+    known = listen(argvs=[refuses, refuses, ("/bin/sh", "-c", "echo 0, 98, 1, 2, 3, 61, 1410, 1410; exec sleep 600")])
+    eventually(lambda: known.look(1.0))
+    assert known.look(1.0)[0]["clock"] == 1410
+
+
+@pytest.mark.parametrize(
+    ("found", "slow"),
+    [
+        (None, ()),
+        ("hw_slowdown", ()),
+        (["gpu_idle"], ()),
+        (["sw_power_cap", "hw_slowdown", "hw_thermal_slowdown"], ("hw_thermal_slowdown", "sw_power_cap")),
+        (["hw_slowdown", ["x"], "<b>"], ("hw_slowdown",)),
+    ],
+)
+def test_reasons_that_slow_a_gpu_down(found, slow):
+    assert throttle.slowing(found) == slow
 
 
 # --- the rest ------------------------------------------------------------------------------------
@@ -152,7 +210,7 @@ class Machine:
         self.sampler = metrics.Sampler(
             0,
             str(folder),
-            metrics.Gpus(("/nonexistent",)),
+            metrics.Gpus([("/nonexistent",)]),
             lambda: self.now,
             str(self.proc),
             str(self.sys),
@@ -210,7 +268,7 @@ def test_interface_and_port_that_appear_and_disappear(machine):
 
 def test_machine_without_counters(tmp_path):
     nowhere = str(tmp_path / "none")
-    sampler = metrics.Sampler(0, nowhere, metrics.Gpus(("/nonexistent",)), proc=nowhere, sys=nowhere)
+    sampler = metrics.Sampler(0, nowhere, metrics.Gpus([("/nonexistent",)]), proc=nowhere, sys=nowhere)
     assert set(sampler.sample({})) - {"load"} == {"time", "rss"}
     json.dumps(sampler.sample({1 << 22: Stat("S", 1, "5")}))
 
@@ -258,7 +316,7 @@ def test_child_of_the_sampler_is_not_a_process_of_the_run(listen, tmp_path):
 
 def test_a_sample_is_cheap(tmp_path):
     """0.2 % of a core at one sample in ten seconds are 20 ms."""
-    sampler = metrics.Sampler(0, str(tmp_path), metrics.Gpus(("/nonexistent",)))
+    sampler = metrics.Sampler(0, str(tmp_path), metrics.Gpus([("/nonexistent",)]))
     mine = stat_of(os.getpid())
     many = {int(path.name): mine for path in list(Path("/proc").glob("[0-9]*"))[:72]}
     sampler.sample(many)

@@ -2,9 +2,10 @@
 
 ====================  ===============================================================================================
 ``time``              seconds since the epoch
-``gpus``              ``[{"index", "use", "memory", "memory_total", "power", "temperature"}]``: use in percent, memory
-                      in bytes, watts, degrees Celsius; null if unsupported. Omitted without nvidia-smi, and if it has
-                      not answered for 30 s
+``gpus``              ``[{"index", "use", "memory", "memory_total", "power", "temperature", "clock", "clock_max",
+                      "throttle"}]``: use in percent, memory in bytes, watts, degrees Celsius, MHz of the SMs, and
+                      names of ``contract/throttle.py``; null if unsupported. Omitted without nvidia-smi, and if it
+                      has not answered for 30 s
 ``memory_available``  bytes (MemAvailable); ``memory_total``
 ``rss``               resident bytes of the run's processes that are not shared with files
 ``load``              the load average of one minute
@@ -27,12 +28,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
+from .contract.throttle import reasons
 from .notify import DISK_FULL
 from .processes import Proc, Stat, of_ranks, read
 from .run_files import Events, NodePlan
@@ -246,20 +249,38 @@ QUERY = (
     ("memory_total", "memory.total", 1 << 20),
     ("power", "power.draw", 1),
     ("temperature", "temperature.gpu", 1),
+    ("clock", "clocks.current.sm", 1),
+    ("clock_max", "clocks.max.sm", 1),
 )
-NVIDIA_SMI = (
-    "nvidia-smi",
-    "--query-gpu=" + ",".join(theirs for _, theirs, _ in QUERY),
-    "--format=csv,noheader,nounits",
-    "--loop=%d" % GPU_EVERY,
-)
+# The last field. Drivers before 535.54 know the second name only, and very old ones neither.
+THROTTLE = ("clocks_event_reasons.active", "clocks_throttle_reasons.active", "")
+_UNKNOWN = b"is not a valid field"
+_LINE = 4096  # bytes of a line
+_GPUS = 1024  # indices
+
+
+def nvidia_smi(throttle: str = THROTTLE[0], every: int = GPU_EVERY) -> Tuple[str, ...]:
+    """The command that prints a line for each GPU, again and again."""
+    fields = [theirs for _, theirs, _ in QUERY] + ([throttle] if throttle else [])
+    return (
+        "nvidia-smi",
+        "--query-gpu=" + ",".join(fields),
+        "--format=csv,noheader,nounits",
+        "--loop=%d" % every,
+    )
+
+
+NVIDIA_SMI = tuple(map(nvidia_smi, THROTTLE))
 
 
 class Gpus:
-    """The latest output of nvidia-smi. ``now`` is any monotonic clock, in seconds."""
+    """The latest output of nvidia-smi. ``now`` is any monotonic clock, in seconds.
 
-    def __init__(self, argv: Tuple[str, ...] = NVIDIA_SMI) -> None:
-        self._argv = argv
+    ``commands`` are tried in order, while the driver does not know a field of the one before.
+    """
+
+    def __init__(self, commands: Sequence[Tuple[str, ...]] = NVIDIA_SMI) -> None:
+        self._argv, *self._older = commands
         self._child: Optional["subprocess.Popen[bytes]"] = None
         self._begun: Optional[float] = None
         self._rest = b""
@@ -324,19 +345,26 @@ class Gpus:
                 if not part:
                     self.close()
                     break
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[-_LINE:]
         for line in lines:
-            values = gpu(line.decode("ascii", "replace"))
+            values = gpu(line[:_LINE].decode("ascii", "replace"))
             if values:
                 self._latest[values["index"]] = (now, values)
+            elif _UNKNOWN in line and self._older:
+                self.close()
+                self._argv, self._begun = self._older.pop(0), None
+                break
 
 
 def gpu(line: str) -> Optional[Dict[str, Any]]:
     """Parse a line of nvidia-smi; None for other text ("Unable to determine the device handle …")."""
-    values = [_number(value) for value in line.split(",")]
-    if len(values) != len(QUERY) or not isinstance(values[0], int):
+    fields = line.split(",")
+    values = [_number(value) for value in fields[: len(QUERY)]]
+    if not len(QUERY) <= len(fields) <= len(QUERY) + 1 or not isinstance(values[0], int) or not 0 <= values[0] < _GPUS:
         return None
-    return {ours: None if value is None else value * unit for (ours, _, unit), value in zip(QUERY, values)}  # noqa: B905
+    found = {ours: None if value is None else value * unit for (ours, _, unit), value in zip(QUERY, values)}  # noqa: B905
+    return dict(found, throttle=reasons(fields[-1].strip()) if len(fields) > len(QUERY) else None)
 
 
 def _number(text: str) -> Any:
@@ -344,4 +372,6 @@ def _number(text: str) -> Any:
         value = float(text)
     except ValueError:
         return None  # "[N/A]", "[Not Supported]", "[GPU requires reset]"
+    if not math.isfinite(value):
+        return None
     return int(value) if value == int(value) else value
