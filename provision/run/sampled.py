@@ -1,4 +1,4 @@
-"""One sample of a node (``trainer/agent/metrics.py``), as screens show it. Pure: every value is checked and bounded.
+"""One sample of a node (``trainer/agent/sampling.py``), as screens show it. Pure: every value is checked and bounded.
 
 Fields that an older agent does not write are None.
 """

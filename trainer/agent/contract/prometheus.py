@@ -19,7 +19,7 @@ Labels = Tuple[Tuple[str, str], ...]
 
 
 class Source(NamedTuple):
-    """A run on one node: whether its agent is running, and its newest sample (``trainer/agent/metrics.py``)."""
+    """A run on one node: whether its agent is running, and its newest sample (``trainer/agent/sampling.py``)."""
 
     run: str
     node: str
