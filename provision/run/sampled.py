@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from provision.masking import mask_words
 from provision.output_text import clean
 from trainer.agent.contract.throttle import slowing
 
 GPUS = 64  # of a node
 PORTS = 64  # network interfaces of a node, and as many InfiniBand ports
+PROCESSES = 256  # on the GPUs of a node
 WIDE = 400  # characters of a line
 
 
@@ -49,6 +51,35 @@ class Traffic:
     port: str
     received: float | None = None
     sent: float | None = None
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process on a GPU; ``gpu`` is the GPU's index, ``memory`` are bytes of it. Unknown values are None or empty."""
+
+    pid: int
+    gpu: int | None = None
+    user: str = ""
+    command: str = ""
+    memory: float | None = None
+
+
+def processes(sample: Mapping[str, Any]) -> tuple[Process, ...]:
+    """The processes on the GPUs of a sample of ``trainer/agent/top.py``, without secrets. Skips invalid ones."""
+    found = sample.get("users")
+    ones = found[:PROCESSES] if isinstance(found, list) else ()
+    return tuple(_process(one) for one in ones if isinstance(one, Mapping) and isinstance(one.get("pid"), int))
+
+
+def _process(one: Mapping[str, Any]) -> Process:
+    gpu, user, command = (one.get(name) for name in ("gpu", "user", "command"))
+    return Process(
+        one["pid"],
+        gpu if isinstance(gpu, int) else None,
+        short(user) if isinstance(user, str) else "",
+        short(" ".join(mask_words(command.split()))) if isinstance(command, str) else "",
+        finite(one.get("memory")),
+    )
 
 
 def gpus(sample: Mapping[str, Any]) -> tuple[Gpu, ...]:

@@ -16,7 +16,7 @@ from typing import Any
 from provision.run import fields
 from provision.run.follow import Entry, entry
 from provision.run.found import Part, Run, pace_of, parse_runs
-from provision.run.sampled import Gpu, Traffic, finite, gpus, short, traffic
+from provision.run.sampled import Gpu, Process, Traffic, finite, gpus, processes, short, traffic
 
 POINTS = 8192  # of the curve; when they are full, every second one of the older half is dropped
 EVENTS = 500
@@ -28,11 +28,14 @@ _STAMP = re.compile(r"T(\d\d:\d\d:\d\d)")
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node of the run; ``silent`` is why it does not answer, and ``age`` are seconds since its last sample."""
+    """A node of the run; ``silent`` is why it does not answer, and ``age`` are seconds since its last sample.
+
+    For ``clusterctl top`` a node has no rank and no state, but ``cores`` and ``processes``.
+    """
 
     name: str
-    rank: int
-    state: str
+    rank: int | None = None
+    state: str = ""
     phase: str = ""
     step: float | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -44,6 +47,10 @@ class NodeView:
     age: float | None = None
     silent: str = ""
     traffic: tuple[Traffic, ...] = ()
+    memory: float | None = None
+    memory_total: float | None = None
+    cores: float | None = None
+    processes: tuple[Process, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -290,21 +297,35 @@ def time_of(line: Entry) -> str:
 
 def _node(known: _Known, now: float) -> NodeView:
     part, sample = known.part, known.samples[-1] if known.samples else {}
-    ports = traffic(sample)
     time = finite(sample.get("time"))
-    return NodeView(
-        name=short(part.node),
+    return replace(
+        node_view(part.node, sample),
         rank=part.rank,
         state="no answer" if known.silent else part.state,
         phase=short(str(part.fields.get("phase") or "")) if part.live else "",
         step=part.number("step"),
-        gpus=gpus(sample),
-        **{key: finite(sample.get(key)) for key in ("rss", "load", "disk_free")},
-        sent=max((port.sent for port in ports if port.sent is not None), default=None),
-        received=max((port.received for port in ports if port.received is not None), default=None),
         age=None if time is None else max(0.0, now - time),
         silent=known.silent,
+    )
+
+
+def node_view(name: str, sample: Mapping[str, Any]) -> NodeView:
+    """A node as its sample shows it."""
+    ports = traffic(sample)
+    total, free = (finite(sample.get(key)) for key in ("memory_total", "memory_available"))
+    return NodeView(
+        short(name),
+        gpus=gpus(sample),
+        rss=finite(sample.get("rss")),
+        load=finite(sample.get("load")),
+        disk_free=finite(sample.get("disk_free")),
+        cores=finite(sample.get("cores")),
+        sent=max((port.sent for port in ports if port.sent is not None), default=None),
+        received=max((port.received for port in ports if port.received is not None), default=None),
         traffic=ports,
+        memory=None if total is None or free is None else total - free,
+        memory_total=total,
+        processes=processes(sample),
     )
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise, repeat
 from statistics import fmean
 
 from provision.output_text import Line, Style, duration, fold_equal, size, span
-from provision.run.sampled import Gpu
+from provision.run.sampled import Gpu, Process
 from provision.run.view import NodeView, Point, View, folded, time_of
 from provision.summaries.metrics import SIGNS
 from trainer.agent.contract.throttle import HARDWARE
@@ -18,9 +18,25 @@ from trainer.agent.contract.throttle import HARDWARE
 MARKS = {"restart": "R", "hang": "H", "checkpoint": "C", "warning": "!"}  # of events on the axis of a curve
 STALE = 60.0  # seconds; an agent takes a sample every ten
 _BAD = {"failed", "lost", "no answer"}
+_USERS = 60  # columns of the users of a node's GPUs
 _AXIS = 9  # columns of a plot's labels
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille sign, by row and column
-_LEAST = ("LOAD", "DISK FREE", "SAMPLE", "PHASE", "RANK", "RSS", "RECEIVED", "SENT", "CLOCK", "STATE", "STEP")
+_LEAST = (
+    "DISK FREE",
+    "MEMORY",
+    "LOAD",
+    "SAMPLE",
+    "PHASE",
+    "RANK",
+    "RSS",
+    "RECEIVED",
+    "SENT",
+    "CLOCK",
+    "STATE",
+    "STEP",
+    "POWER",
+    "TEMP",
+)
 SIGN_OF = {  # of a reason that slows a GPU down, where there is no space for its name
     "hw_thermal_slowdown": "T", "sw_thermal_slowdown": "t", "hw_power_brake_slowdown": "B", "hw_slowdown": "H",
     "sw_power_cap": "p", "sync_boost": "s", "applications_clocks_setting": "c", "display_clock_setting": "c",
@@ -71,7 +87,7 @@ def _numbers(view: View, width: int) -> str:
 def node_lines(view: View, width: int, height: int) -> list[Line]:
     """A row for each node with its GPUs; if they do not fit, shorter ones in several columns."""
     rows = [["NODE", "RANK", "STATE", "PHASE", "STEP", "GPUS", "USE", "MEM", "TEMP", "POWER", "CLOCK", "THROTTLE"]]
-    rows[0] += ["RSS", "SENT", "RECEIVED", "LOAD", "DISK FREE", "SAMPLE"]
+    rows[0] += ["RSS", "SENT", "RECEIVED", "LOAD", "MEMORY", "DISK FREE", "SAMPLE", "PROCESSES"]
     rows += [_node_row(node) for node in view.nodes]
     styles: list[Style] = ["red" if node.state in _BAD or _slowed(node.gpus) else "" for node in view.nodes]
     silent = fold_equal({node.name: node.silent for node in view.nodes if node.silent})
@@ -127,7 +143,8 @@ def throttling(gpus: Sequence[Gpu]) -> str:
     for reason in SIGN_OF:
         count = sum(reason in gpu.throttle for gpu in gpus)
         if count:
-            return f"{reason.replace('_', ' ')}{f' ({count})' if count < len(gpus) else ''}"
+            words = reason.replace("_", " ").replace("thermal slowdown", "thermal").replace("brake slowdown", "brake")
+            return words + (f" ({count})" if count < len(gpus) else "")
     return "other" if any(gpu.throttle for gpu in gpus) else "-"
 
 
@@ -138,12 +155,12 @@ def _slowed(gpus: Sequence[Gpu]) -> bool:
 
 def _node_row(node: NodeView) -> list[str]:
     if node.silent:
-        return [node.name, str(node.rank), node.state, *["-"] * 15]
+        return [node.name, _show(node.rank, str), node.state, *["-"] * 17]
     gpus, age = node.gpus, node.age
     return [
         node.name,
-        str(node.rank),
-        node.state,
+        _show(node.rank, str),
+        node.state or "-",
         node.phase or "-",
         _show(node.step, lambda value: f"{value:.0f}"),
         _bars(gpus) or "-",
@@ -156,10 +173,31 @@ def _node_row(node: NodeView) -> list[str]:
         _show(node.rss, size),
         rate(node.sent),
         rate(node.received),
-        _show(node.load, lambda value: f"{value:.1f}"),
+        _show(node.load, lambda value: f"{value:.1f}" + (f"/{node.cores:.0f}" if node.cores else "")),
+        _show(node.memory, lambda value: f"{size(value)}/{size(node.memory_total or 0)}"),
         _show(node.disk_free, size),
         f"{span(age)} ago" if age is not None and age > STALE and node.state == "running" else "-",
+        who(node.processes) or "-",
     ]
+
+
+def who(processes: Sequence[Process]) -> str:
+    """The users of GPUs, each with the program of its first process and the number of its processes."""
+    users: dict[str, list[Process]] = {}
+    for each in processes:
+        users.setdefault(each.user or "?", []).append(each)
+    parts = (
+        f"{user}: {program_of(mine[0]) or '?'}" + (f" ({len(mine)})" if len(mine) > 1 else "")
+        for user, mine in users.items()
+    )
+    return ", ".join(parts)[:_USERS]
+
+
+def program_of(process: Process) -> str:
+    """The name of the program, without its folder and arguments: ``python train.py`` of a script."""
+    words = process.command.split()
+    names = [word.rpartition("/")[2] for word in words[:1] + [word for word in words[1:] if word.endswith(".py")][:1]]
+    return " ".join(names)
 
 
 def _cell(node: NodeView) -> str:

@@ -179,13 +179,13 @@ QUERY = (
 )
 # The last field. Drivers before 535.54 know the second name only, and very old ones neither.
 THROTTLE = ("clocks_event_reasons.active", "clocks_throttle_reasons.active", "")
-_FORMAT = "--format=csv,noheader,nounits"
+FORMAT = "--format=csv,noheader,nounits"
 # Asked once: on an H100, clocks.max.sm takes four times the processor time of all other fields together.
-CONSTANTS = ("nvidia-smi", "--query-gpu=index,clocks.max.sm,uuid", _FORMAT)
+CONSTANTS = ("nvidia-smi", "--query-gpu=index,clocks.max.sm,uuid", FORMAT)
 _UNKNOWN = "is not a valid field"
 _LINE = 4096  # bytes of a line
 _GPUS = 1024  # indices
-_USERS = 1024  # processes on the GPUs
+USERS = 256  # processes on the GPUs
 
 Command = Tuple[str, ...]
 
@@ -194,7 +194,7 @@ def nvidia_smi(every: int = GPU_EVERY) -> Tuple[Command, ...]:
     """The commands that print a line for each GPU, again and again; which one the driver understands is tried."""
     fields = ",".join(theirs for _, theirs, _ in QUERY)
     return tuple(
-        ("nvidia-smi", "--query-gpu=" + fields + ("," + name if name else ""), _FORMAT, "--loop=%d" % every)
+        ("nvidia-smi", "--query-gpu=" + fields + ("," + name if name else ""), FORMAT, "--loop=%d" % every)
         for name in THROTTLE
     )
 
