@@ -48,6 +48,7 @@ WITH_INVENTORY = (
     "status",
     "stop",
     "tensorboard",
+    "top",
     "train",
     "tunnel",
     "verify",

@@ -22,12 +22,11 @@ from textual.widgets import Input
 from provision.errors import ClusterctlError
 from provision.output_text import Line, clean
 from provision.summaries.monitor import (
+    TABLES,
     event_lines,
-    gpu_lines,
     head_lines,
     log_lines,
     loss_plot,
-    node_lines,
     speed_plot,
     speed_title,
 )
@@ -41,13 +40,15 @@ WIDE = 110  # columns from which log and events are side by side
 HELP = """\
 q  quit; the run continues            s  stop the run (asks)
 w  save a checkpoint and stop (asks)  d  diagnosis; there, c copies it
-g  nodes or single GPUs               e  log or events (narrow terminals)
+g  nodes, single GPUs, or network     e  log or events (narrow terminals)
 r  log of the next rank, R: of all    /  search the log; Escape ends it
 n  the next running run               ?  this help
 Tab and arrow keys scroll the panes
 
 GPUS has a sign for the use of each GPU. USE, MEM and TEMP are ranges over
 the GPUs of a node, POWER is their sum. Agents take a sample every 10 s.
+A GPU that is slowed down has a sign: T, t heat; B power brake; p power cap;
+H hardware; c clocks set; s sync boost.
 A log line with (x N) stands for N lines that differ only in their numbers.
 Below a curve: R restart, H hang, C checkpoint, ! warning. Times are UTC."""
 
@@ -194,7 +195,7 @@ class Monitor(App[bool]):
         self._look, self._stop, self._diagnose, self._every = look, stop, diagnose, every
         self._view: View | None = None
         self._rank: int | None = None
-        self._gpus = False
+        self._table = 0
         self._events = False
         self._words = ""
 
@@ -233,10 +234,11 @@ class Monitor(App[bool]):
         if view is None or not panes:
             return
         width, height = self.size
-        rows = gpu_lines(view, width) if self._gpus else node_lines(view, width, max(4, height - 20))
+        title, lines_of = TABLES[self._table]
+        rows = lines_of(view, width, max(4, height - 20))
         low = height < 20  # a window with a few rows shows head, nodes and log
         panes["nodes"].styles.height = min(len(rows) + 1, max(2, height // 2 - 3 if not low else height // 3))
-        panes["nodes"].border_title = "GPUs: use, memory, temperature, power" if self._gpus else "nodes"
+        panes["nodes"].border_title = title
         plots = self.screen_stack[0].query_one("#plots")
         plots.display = not low
         plots.styles.height = max(6, min(16, height // 4 + 1))
@@ -266,8 +268,8 @@ class Monitor(App[bool]):
         self.exit(result=True)
 
     def action_gpus(self) -> None:
-        """Show single GPUs, or nodes again."""
-        self._gpus = not self._gpus
+        """Show single GPUs, the network, or nodes again."""
+        self._table = (self._table + 1) % len(TABLES)
         self.draw()
 
     def action_events(self) -> None:

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from provision.report.data import NodeData, RunData, happenings, is_finite, row_times
+from provision.report.data import PORT, NodeData, RunData, happenings, is_finite, row_times
 from trainer.reader import FIELDS
 
 POINTS = 1_000_000  # rows of a run; of more, the page has every second, third, ... and all that are not finite
@@ -72,6 +72,11 @@ def node_curves(node: NodeData) -> dict[str, Any]:
     for place, sample in enumerate(node.samples):
         for name, value in sample.values.items():
             columns.setdefault(name, [None] * len(node.samples))[place] = value
+    busy = [name for name, values in columns.items() if name.startswith(PORT) and any(values)]
+    shown = busy if len(busy) > 1 else []  # one alone has the curve of the sum
+    hidden = {name for name in columns if name.startswith(PORT)}.difference(shown)
+    hidden.update(name for name in ("throttled",) if not any(columns.get(name, ())))
+    columns = {name: values for name, values in columns.items() if name not in hidden}
     steps = [sample.step for sample in node.samples]
     return {
         "name": node.name,

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from provision.errors import UsageError
 from provision.masking import mask_env, mask_text, mask_words
 from provision.run import config_text, fields
+from provision.run.sampled import traffic
+from trainer.agent.contract.throttle import HARDWARE, slowing
 from trainer.reader import Row
 
 Event = Mapping[str, Any]
@@ -32,11 +34,13 @@ _SETTINGS = 2000  # values of the configuration
 _FILE = 64 << 10  # characters of a configuration file
 _DEEP = 8  # levels of a configuration file
 _LONG = 2000  # characters of a value
+PORT = "port "  # and its name: the curve of a network interface or InfiniBand port
+_SLOWED = {*HARDWARE, "sw_thermal_slowdown"}  # a power cap alone is usual under load
 _SKIPPED = {"progress", "log"}  # events that are curves or log lines
 
 
 class Sample(NamedTuple):
-    """A node's sample; ``values`` by the name of the curve: percent, GiB, watts, degrees Celsius, MB per second."""
+    """A node's sample; ``values`` by the curve's name: percent, GiB, watts, degrees Celsius, MHz, MB per second."""
 
     time: float
     step: int | None
@@ -159,23 +163,18 @@ def read_sample(sample: Event) -> Sample:
     total, free = sample.get("memory_total"), sample.get("memory_available")
     if total and free is not None:
         found["memory"] = (total - free) / _GIB
-    ports = [port for name in ("network", "infiniband") for port in (sample.get(name) or {}).values()]
-    rates = [
-        rate
-        for port in ports
-        for rate in (port.get("in"), port.get("out"))
-        if isinstance(rate, int | float) and math.isfinite(rate)
-    ]
-    if rates:
-        found["network"] = sum(rates) / 1e6
+    rates = {each.port: [rate for rate in (each.received, each.sent) if rate is not None] for each in traffic(sample)}
+    ports = {port: sum(both) / 1e6 for port, both in rates.items() if both}
+    if ports:
+        found["network"] = sum(ports.values())
+        found.update((PORT + port, value) for port, value in ports.items())
     step = sample.get("step")
     return Sample(sample["time"], step if isinstance(step, int) else None, found)
 
 
 def _gpu_values(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
-    use, memory, power, heat = (
-        [gpu[name] for gpu in gpus if is_finite(gpu.get(name))] for name in ("use", "memory", "power", "temperature")
-    )
+    names = ("use", "memory", "power", "temperature", "clock")
+    use, memory, power, heat, clock = ([gpu[name] for gpu in gpus if is_finite(gpu.get(name))] for name in names)
     if use:
         yield "gpu", sum(use) / len(use)
     if memory:
@@ -184,6 +183,11 @@ def _gpu_values(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]
         yield "power", sum(power)
     if heat:
         yield "temperature", max(heat)
+    if clock:
+        yield "sm_clock", min(clock)  # the slowest one sets the pace
+    reasons = [gpu["throttle"] for gpu in gpus if isinstance(gpu.get("throttle"), list)]
+    if reasons:
+        yield "throttled", sum(bool(_SLOWED.intersection(slowing(each))) for each in reasons)
 
 
 def is_finite(value: object) -> bool:

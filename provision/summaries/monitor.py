@@ -10,15 +10,37 @@ from itertools import pairwise, repeat
 from statistics import fmean
 
 from provision.output_text import Line, Style, duration, fold_equal, size, span
-from provision.run.view import Gpu, NodeView, Point, View, folded, time_of
+from provision.run.sampled import Gpu, Process
+from provision.run.view import NodeView, Point, View, folded, time_of
 from provision.summaries.metrics import SIGNS
+from trainer.agent.contract.throttle import HARDWARE
 
 MARKS = {"restart": "R", "hang": "H", "checkpoint": "C", "warning": "!"}  # of events on the axis of a curve
 STALE = 60.0  # seconds; an agent takes a sample every ten
 _BAD = {"failed", "lost", "no answer"}
+_USERS = 60  # columns of the users of a node's GPUs
 _AXIS = 9  # columns of a plot's labels
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille sign, by row and column
-_LEAST = ("LOAD", "DISK FREE", "SAMPLE", "PHASE", "RANK", "RSS", "RECEIVED", "SENT", "STATE", "STEP")
+_LEAST = (
+    "DISK FREE",
+    "MEMORY",
+    "LOAD",
+    "SAMPLE",
+    "PHASE",
+    "RANK",
+    "RSS",
+    "RECEIVED",
+    "SENT",
+    "CLOCK",
+    "STATE",
+    "STEP",
+    "POWER",
+    "TEMP",
+)
+SIGN_OF = {  # of a reason that slows a GPU down, where there is no space for its name
+    "hw_thermal_slowdown": "T", "sw_thermal_slowdown": "t", "hw_power_brake_slowdown": "B", "hw_slowdown": "H",
+    "sw_power_cap": "p", "sync_boost": "s", "applications_clocks_setting": "c", "display_clock_setting": "c",
+}  # fmt: skip
 
 
 def head_lines(view: View, width: int) -> list[Line]:
@@ -64,10 +86,10 @@ def _numbers(view: View, width: int) -> str:
 
 def node_lines(view: View, width: int, height: int) -> list[Line]:
     """A row for each node with its GPUs; if they do not fit, shorter ones in several columns."""
-    rows = [["NODE", "RANK", "STATE", "PHASE", "STEP", "GPUS", "USE", "MEM", "TEMP", "POWER", "RSS", "SENT"]]
-    rows[0] += ["RECEIVED", "LOAD", "DISK FREE", "SAMPLE"]
+    rows = [["NODE", "RANK", "STATE", "PHASE", "STEP", "GPUS", "USE", "MEM", "TEMP", "POWER", "CLOCK", "THROTTLE"]]
+    rows[0] += ["RSS", "SENT", "RECEIVED", "LOAD", "MEMORY", "DISK FREE", "SAMPLE", "PROCESSES"]
     rows += [_node_row(node) for node in view.nodes]
-    styles: list[Style] = ["red" if node.state in _BAD else "" for node in view.nodes]
+    styles: list[Style] = ["red" if node.state in _BAD or _slowed(node.gpus) else "" for node in view.nodes]
     silent = fold_equal({node.name: node.silent for node in view.nodes if node.silent})
     reasons = [Line(f"{names}: no answer: {why}", "red", None) for why, names in silent.items()]
     if len(rows) > height and width >= 2 * (_wide_cell(view.nodes) + 2):
@@ -77,24 +99,68 @@ def node_lines(view: View, width: int, height: int) -> list[Line]:
     return [Line(lines[0], "dim", None), *map(Line, lines[1:], styles, repeat(None)), *reasons]
 
 
-def gpu_lines(view: View, width: int) -> list[Line]:
-    """One cell for each GPU: use, memory, temperature and power."""
+def gpu_lines(view: View, width: int, _height: int = 0) -> list[Line]:
+    """One cell for each GPU: use, memory, temperature, power, clock, and a sign if it is slowed down."""
     cells: list[tuple[str, Style]] = [
-        (_gpu_cell(node, gpu), "red" if node.silent else "") for node in view.nodes for gpu in node.gpus
+        (_gpu_cell(node, gpu), "red" if node.silent or _slowed([gpu]) else "")
+        for node in view.nodes
+        for gpu in node.gpus
     ]
     if not cells:
         return [Line("no sample of a GPU yet: nodes without nvidia-smi have none", "dim", None)]
     return _in_columns(cells, width)
 
 
+def network_lines(view: View, width: int, _height: int = 0) -> list[Line]:
+    """One cell for each interface and InfiniBand port: bytes per second out of it and into it."""
+    wide = max((len(port.port) for node in view.nodes for port in node.traffic), default=0)
+    cells: list[tuple[str, Style]] = [
+        (f"{node.name} {port.port:<{wide}} out {rate(port.sent):>12} in {rate(port.received):>12}", "")
+        for node in view.nodes
+        for port in node.traffic
+        if not node.silent
+    ]
+    if not cells:
+        return [Line("no sample of the network yet: rates need two samples", "dim", None)]
+    return _in_columns(cells, width)
+
+
+# What the pane of the nodes can show: its title and its lines.
+TABLES = (
+    ("nodes", node_lines),
+    ("GPUs: use, memory, temperature, power, SM clock, throttling", gpu_lines),
+    ("network: interfaces and InfiniBand ports", network_lines),
+)
+
+
+def rate(value: float | None) -> str:
+    """Bytes per second."""
+    return "-" if value is None else f"{size(value)}/s"
+
+
+def throttling(gpus: Sequence[Gpu]) -> str:
+    """The worst reason that slows GPUs down, with their number if it is not all of them."""
+    for reason in SIGN_OF:
+        count = sum(reason in gpu.throttle for gpu in gpus)
+        if count:
+            words = reason.replace("_", " ").replace("thermal slowdown", "thermal").replace("brake slowdown", "brake")
+            return words + (f" ({count})" if count < len(gpus) else "")
+    return "other" if any(gpu.throttle for gpu in gpus) else "-"
+
+
+def _slowed(gpus: Sequence[Gpu]) -> bool:
+    """Whether the hardware protects itself: a power cap alone is usual under load."""
+    return any(reason in HARDWARE for gpu in gpus for reason in gpu.throttle)
+
+
 def _node_row(node: NodeView) -> list[str]:
     if node.silent:
-        return [node.name, str(node.rank), node.state, *["-"] * 13]
+        return [node.name, _show(node.rank, str), node.state, *["-"] * 17]
     gpus, age = node.gpus, node.age
     return [
         node.name,
-        str(node.rank),
-        node.state,
+        _show(node.rank, str),
+        node.state or "-",
         node.phase or "-",
         _show(node.step, lambda value: f"{value:.0f}"),
         _bars(gpus) or "-",
@@ -102,13 +168,36 @@ def _node_row(node: NodeView) -> list[str]:
         _range([gpu.filled for gpu in gpus], " %"),
         _range([gpu.temperature for gpu in gpus], " C"),
         _show(_sum(gpu.power for gpu in gpus), lambda value: f"{value:.0f} W"),
+        _range([gpu.clock for gpu in gpus], " MHz"),
+        throttling(gpus),
         _show(node.rss, size),
-        _show(node.sent, lambda value: f"{size(value)}/s"),
-        _show(node.received, lambda value: f"{size(value)}/s"),
-        _show(node.load, lambda value: f"{value:.1f}"),
+        rate(node.sent),
+        rate(node.received),
+        _show(node.load, lambda value: f"{value:.1f}" + (f"/{node.cores:.0f}" if node.cores else "")),
+        _show(node.memory, lambda value: f"{size(value)}/{size(node.memory_total or 0)}"),
         _show(node.disk_free, size),
         f"{span(age)} ago" if age is not None and age > STALE and node.state == "running" else "-",
+        who(node.processes) or "-",
     ]
+
+
+def who(processes: Sequence[Process]) -> str:
+    """The users of GPUs, each with the program of its first process and the number of its processes."""
+    users: dict[str, list[Process]] = {}
+    for each in processes:
+        users.setdefault(each.user or "?", []).append(each)
+    parts = (
+        f"{user}: {program_of(mine[0]) or '?'}" + (f" ({len(mine)})" if len(mine) > 1 else "")
+        for user, mine in users.items()
+    )
+    return ", ".join(parts)[:_USERS]
+
+
+def program_of(process: Process) -> str:
+    """The name of the program, without its folder and arguments: ``python train.py`` of a script."""
+    words = process.command.split()
+    names = [word.rpartition("/")[2] for word in words[:1] + [word for word in words[1:] if word.endswith(".py")][:1]]
+    return " ".join(names)
 
 
 def _cell(node: NodeView) -> str:
@@ -130,9 +219,9 @@ def _wide_cell(nodes: Sequence[NodeView]) -> int:
 
 def _gpu_cell(node: NodeView, gpu: Gpu) -> str:
     values = ((gpu.use, "%"), (gpu.filled, "%"), (gpu.temperature, "C"), (gpu.power, "W"))
-    return f"{node.name}:{gpu.index} " + " ".join(
-        f"{'-' if value is None else f'{value:.0f}':>3}{unit}" for value, unit in values
-    )
+    cells = [f"{'-' if value is None else f'{value:.0f}':>3}{unit}" for value, unit in values]
+    cells += [f"{gpu.clock:>4.0f}MHz"] if gpu.clock is not None else []
+    return " ".join([f"{node.name}:{gpu.index}", *cells, *(SIGN_OF.get(reason, "?") for reason in gpu.throttle[:1])])
 
 
 def _in_columns(cells: Sequence[tuple[str, Style]], width: int) -> list[Line]:

@@ -12,6 +12,7 @@
     lr: "学习率", grad_norm: "梯度范数", tokens_per_second: "词元/秒", ms: "毫秒/步", restart: "重启", time: "时间",
     text: "内容", cause: "原因", node: "节点", rank: "编号", gpu: "GPU 利用率(%)", gpu_memory: "GPU 显存(GiB)",
     memory: "已用内存(GiB)", network: "网络(MB/s)", power: "GPU 功率(W)", temperature: "GPU 温度(°C)",
+    sm_clock: "最慢 GPU 的 SM 时钟(MHz)", throttled: "因温度或硬件而降频的 GPU 数", port: "各网络接口(MB/s)",
     samples: "采样数", name: "名称", value: "值", kind: "事件", older: "未列出的较早事件:", elapsed: "经过时间",
     clock: "时刻", align: "横轴", smooth: "平滑", log: "损失用对数轴", marks: "显示事件", in: "放大", out: "缩小",
     left: "左移", right: "右移", reset: "全部", keys: "拖动可放大,双击复原;选中曲线后可用 ← → + - 0 键。", chart: "曲线",
@@ -58,7 +59,8 @@
     ["loss", "Loss"], ["eval_loss", "Evaluation loss"], ["lr", "Learning rate"], ["tokens_per_second", "Tokens per second"],
     ["ms", "Milliseconds per step"], ["grad_norm", "Gradient norm"], ["gpu", "GPU utilisation, %"],
     ["gpu_memory", "GPU memory, GiB"], ["memory", "Memory used, GiB"], ["network", "Network, MB/s"], ["power", "GPU power, W"],
-    ["temperature", "GPU temperature, °C"],
+    ["temperature", "GPU temperature, °C"], ["sm_clock", "Slowest GPU's SM clock, MHz"],
+    ["throttled", "GPUs slowed down by heat or hardware"], ["port", "Network by interface, MB/s"],
   ];
   const has = (mode) => runs.some((run) => mode === "step" ? unpack(run.step)?.length : run.time || run.nodes.length);
   const state = {mode: has("step") ? "step" : "elapsed", smooth: 0, log: false, marks: true, range: null, print: false};
@@ -75,9 +77,9 @@
   const curvesOf = (key) => runs.flatMap((run, number) => {
     const own = run.rows.values[key];
     if (own) return [{run, number, name: run.id, owner: run.rows, values: own, bad: run.bad[key] || []}];
-    return run.samples.filter((node) => node.values[key]).map((node) => ({
-      run, number, name: runs.length > 1 ? `${run.id} ${node.name}` : node.name, owner: node, values: node.values[key], bad: [],
-    }));
+    return run.samples.flatMap((node) => Object.keys(node.values).filter((name) => name === key || name.startsWith(`${key} `)).map((name) => ({
+      run, number, name: (runs.length > 1 ? `${run.id} ${node.name}` : node.name) + name.slice(key.length), owner: node, values: node.values[name], bad: [],
+    })));
   });
 
   // One curve's points by x, in order; without a value or a place it has none.

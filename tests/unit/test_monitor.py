@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 
@@ -23,7 +24,15 @@ from provision.run.found import merge_runs, parse_runs
 from provision.run.view import POINTS, Watched, folded
 from provision.session import Session
 from provision.ssh.wire import NodeUnreachable
-from provision.summaries.monitor import event_lines, gpu_lines, head_lines, log_lines, loss_plot, node_lines
+from provision.summaries.monitor import (
+    event_lines,
+    gpu_lines,
+    head_lines,
+    log_lines,
+    loss_plot,
+    network_lines,
+    node_lines,
+)
 from provision.tasks.watch import Watch, run_after, watch_script
 
 RECORDED = Path(__file__).parent / "recorded_runs"
@@ -306,6 +315,38 @@ def test_all_gpus_of_64_nodes_are_on_one_screen(tmp_path):
     assert sum(text.count(sign) for sign in "▇█") == 64 * 8
     assert "64 nodes  512 GPUs" in head_lines(view, 200)[0].text
     assert sum(line.text.count("%") for line in gpu_lines(view, 200)) == 2 * 512
+
+
+def test_clocks_throttling_and_interfaces_are_shown(recorded):
+    old = begin(recorded).view(0)
+    assert "CLOCK" not in node_lines(old, 200, 40)[0].text  # samples of an older agent
+    assert "MHz" not in gpu_lines(old, 200)[0].text
+    reasons = [["sw_power_cap"], ["hw_slowdown", "hw_thermal_slowdown"], None, "x"]
+    gpus = [{"index": at, "clock": 1980 - 700 * (at == 1), "throttle": each} for at, each in enumerate(reasons)]
+    rates = {
+        "network": {"eth0": {"in": 1 << 20, "out": None}},
+        "infiniband": {"mlx5_0/1": {"in": 0, "out": 5 << 30}},
+    }
+    recorded[0].add("metrics.jsonl", {"time": 1795396099.0, "gpus": gpus, **rates})
+    watched = begin(recorded)
+    refresh(watched, *recorded)
+    view = watched.view(1795396100.0)
+    header, first = node_lines(view, 200, 40)[:2]
+    assert "CLOCK          THROTTLE        " in header.text
+    assert "1280-1980 MHz  hw thermal (1)" in first.text
+    assert first.style == "red"
+    lines = gpu_lines(view, 40)
+    assert [line.text.split()[-2:] for line in lines[:4]] == [
+        ["1980MHz", "p"],
+        ["1280MHz", "T"],
+        ["-W", "1980MHz"],
+        ["-W", "1980MHz"],
+    ]
+    assert [line.style for line in lines[:2]] == ["", "red"]
+    text = "\n".join(line.text for line in network_lines(view, 60))
+    assert "eth0     out            - in     1.0 MB/s" in text
+    assert "mlx5_0/1 out     5.4 GB/s in        0 B/s" in text
+    assert "rates need two samples" in network_lines(replace(view, nodes=()), 60)[0].text
 
 
 class Answers:

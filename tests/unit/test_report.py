@@ -25,7 +25,7 @@ from provision.errors import UsageError
 from provision.output import Reporter
 from provision.render import render
 from provision.report import NodeData, RunData, read_node, report_page
-from provision.report.curves import pack, run_curves
+from provision.report.curves import node_curves, pack, run_curves
 from provision.report.data import configuration, happenings
 from provision.tasks.diagnose import split
 from provision.tasks.report import report_folder
@@ -184,6 +184,27 @@ def test_a_clock_that_goes_back_is_reported_by_name():
 def test_a_running_run_is_marked():
     texts = " ".join(Page(report_page([RunData("r", "running")], NOW)).texts)
     assert "the run was running when this report was written" in texts
+
+
+def test_clock_throttling_and_interfaces_have_curves():
+    gpus = [{"clock": 1980, "throttle": ["sw_power_cap"]}, {"clock": 990, "throttle": ["hw_slowdown"]}]
+    rates = {"eth0": {"in": 10**6, "out": 10**6}, "eth1": {"in": 0, "out": 0}}
+    both = {"time": 1, "gpus": gpus, "network": rates, "infiniband": {"mlx5_0/1": {"in": 3 * 10**6, "out": 0}}}
+    one = {"time": 2, "gpus": [{"use": 1, "throttle": None}], "network": rates}
+    node = read_node("n", [], [json.dumps(both), json.dumps(one)], "")
+    assert node.samples[0].values == {
+        "sm_clock": 990, "throttled": 1, "network": 5, "port eth0": 2, "port eth1": 0, "port mlx5_0/1": 3,
+    }  # fmt: skip
+    assert set(node_curves(node)["columns"]) == {
+        "sm_clock",
+        "throttled",
+        "network",
+        "gpu",
+        "port eth0",
+        "port mlx5_0/1",
+    }
+    alone = node_curves(read_node("n", [], [json.dumps(one)], ""))  # its only busy interface has the curve of the sum
+    assert set(alone["columns"]) == {"network", "gpu"}
 
 
 def test_values_of_a_hostile_node_are_dropped():
