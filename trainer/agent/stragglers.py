@@ -1,0 +1,402 @@
+"""Names the rank that the others wait for, from rounds of signals of all ranks. Pure functions over frozen data.
+
+All ranks finish a step together, so their step times are equal whoever is slow. What differs is how they spend the
+step: the slow rank works, and the others wait for it. Five measures show this, each with its *lead*: how far a rank is
+ahead of the median of the others.
+
+=========  ============================================================================================
+``clock``  the clock of its GPU is lower
+``busy``   its main thread works, waits for a processor, for data or for a disk, while those of others
+           wait for another rank
+``idle``   its GPU has nothing to do, while NCCL's kernels keep those of the others busy
+``share``  another process uses its GPU
+``power``  its GPU draws its usual power and those of the others less: a waiting NCCL kernel draws little
+``queue``  data that its node has sent waits in the sockets to another node
+=========  ============================================================================================
+
+A rank is named when its lead is above ``EACH`` in all of the last ``CONSISTENT`` rounds, and above ``MEAN`` on average.
+
+Work may be unequal by nature: a pipeline's stages, rank 0 which logs and saves. So a lead alone does not name a rank.
+It also needs a cause that no healthy rank has (its clock is throttled, it waits for a processor, a disk or data), or
+its lead must have grown since the first rounds of the training.
+
+``advance`` adds a round, and returns what has changed. Rounds without training (a checkpoint, an evaluation) are not
+added: see ``rounds.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+CONSISTENT = 5  # rounds
+WARM = 1  # first rounds that do not count: kernels are tuned and compiled
+BASE = 10  # rounds after these that show the ranks' usual work
+LEAST = 3  # of them that are needed
+
+EACH = 0.03  # lead in each of the rounds
+MEAN = 0.06  # and on average: of a rank that is 10 % slower, the others wait 9 % of the time
+OWN_CAUSE = 0.5  # part of the lead that a cause explains
+SLOWED = 0.5  # part of the samples in which a clock is throttled
+WORKING = 0.9  # use of a GPU that works or waits in NCCL
+POWER_EACH, POWER_MEAN = 0.015, 0.03  # a waiting GPU draws a third of the power of a working one
+QUEUE_EACH, QUEUE_MEAN, QUEUE_ALONE = 0.15, 0.25, 0.5
+SHARED = 256 << 20  # bytes of GPU memory that only another process explains: a CUDA context has more
+QUOTA = 0.2  # part of the periods in which a cgroup was throttled
+
+CLOCK, CPU, LINK, DISK, DATA, SHARE, COMPUTE = "clock", "cpu", "link", "disk", "data", "shared GPU", "compute"
+
+
+class Gpu(NamedTuple):
+    """A rank's GPU in a round.
+
+    Mean use (0 to 1), watts, MHz and bytes; the part of the samples in which its clock was throttled; the part of the
+    time in which processes of others used it.
+    """
+
+    use: Optional[float] = None
+    power: Optional[float] = None
+    clock: Optional[float] = None
+    memory: Optional[float] = None
+    slowed: float = 0.0
+    foreign: float = 0.0
+
+
+class Rank(NamedTuple):
+    """A rank in a round. Each number without a unit is a part of the round, from 0 to 1.
+
+    Attributes:
+        node: its node.
+        run: its main thread runs.
+        delay: its main thread is ready, and waits for a processor.
+        data: its main thread waits for a process or a timer: for the workers of a DataLoader.
+        disk: the same, or one of the workers it waits for, for a disk.
+        stall: the longest wait for a processor among its threads and workers.
+        quota: periods in which its cgroup used up its quota.
+        gpu: its GPU; None without one.
+    """
+
+    node: str
+    run: float = 0.0
+    delay: float = 0.0
+    data: float = 0.0
+    disk: float = 0.0
+    stall: float = 0.0
+    quota: float = 0.0
+    gpu: Optional[Gpu] = None
+
+    @property
+    def busy(self) -> float:
+        """The part of the round in which it does not wait for other ranks."""
+        return self.run + self.delay + self.data + self.disk
+
+
+class Round(NamedTuple):
+    """The signals of all ranks in one round; ``queues`` are by the names of the sending and the receiving node."""
+
+    ranks: Dict[int, Rank]
+    queues: Dict[Tuple[str, str], float] = {}  # noqa: RUF012 - never changed
+
+
+class Verdict(NamedTuple):
+    """The slow rank. ``by`` is the part of the time in which others wait for it, ``to`` the other end of a link."""
+
+    rank: int
+    node: str
+    measure: str
+    cause: str
+    by: float
+    detail: str
+    to: str = ""
+
+
+class Track(NamedTuple):
+    """What is known: the first rounds of training, the last ones, how many there were, and the named rank."""
+
+    first: Tuple[Round, ...] = ()
+    last: Tuple[Round, ...] = ()
+    rounds: int = 0
+    named: Optional[Verdict] = None
+
+
+def advance(track: Track, new: Round) -> Tuple[Track, List[Tuple[Verdict, bool]]]:
+    """Add a round. Returns the verdicts that are new (true) or over (false)."""
+    first = track.first
+    # A round is part of the usual work only when it cannot be one of the rounds that are judged.
+    if track.rounds >= WARM + CONSISTENT and len(first) < BASE:
+        first += track.last[:1]
+    last = (*track.last, new)[-CONSISTENT:] if track.rounds >= WARM else ()
+    track = Track(first, last, track.rounds + 1, track.named)
+    if len(last) < CONSISTENT:
+        return track, []
+    named, found = track.named, judge(first, last)
+    if named is not None and found is not None and (named.rank, named.cause) == (found.rank, found.cause):
+        return track, []
+    news = []
+    if named is not None and (found is not None or _over(named, first, last)):
+        news.append((named, False))
+        named = None
+    if named is None and found is not None:
+        news.append((found, True))
+        named = found
+    return track._replace(named=named), news
+
+
+def judge(first: Sequence[Round], last: Sequence[Round]) -> Optional[Verdict]:
+    """The slow rank in ``last``, the rounds to judge; ``first`` are the rounds with the usual work."""
+    suspected = False
+    for measure in _ORDER:
+        for rank, lead in _ahead_in_all(measure, last):
+            usual = _usual(measure, first, rank)
+            suspected = suspected or usual is None or lead - usual >= measure.each
+            found = _rank_verdict(measure, first, last, rank, lead, usual)
+            if found is not None:
+                return found
+    # A rank that is late also reads late what others sent to it: their queues are no evidence against a link.
+    return None if suspected else _link_verdict(first, last)
+
+
+class _Measure(NamedTuple):
+    name: str
+    values: Callable[[Round], Dict[int, float]]
+    each: float
+    mean: float
+    relative: bool = False
+
+
+def _clocks(one: Round) -> Dict[int, float]:
+    return {
+        rank: -each.gpu.clock
+        for rank, each in one.ranks.items()
+        if each.gpu is not None and each.gpu.clock and each.gpu.use is not None and each.gpu.use >= 0.5
+    }
+
+
+def _idle(one: Round) -> Dict[int, float]:
+    used = {rank: each.gpu.use for rank, each in one.ranks.items() if each.gpu is not None and each.gpu.use is not None}
+    # Without NCCL's kernels the GPUs of waiting ranks are idle too.
+    return {rank: 1 - use for rank, use in used.items()} if used and max(used.values()) >= WORKING else {}
+
+
+def _power(one: Round) -> Dict[int, float]:
+    found = {rank: each.gpu for rank, each in one.ranks.items() if each.gpu is not None}
+    if any(gpu.use is None or gpu.use < WORKING for gpu in found.values()):
+        return {}
+    return {rank: gpu.power for rank, gpu in found.items() if gpu.power}
+
+
+_CLOCK = _Measure("clock", _clocks, EACH, MEAN, relative=True)
+_SHARE = _Measure(
+    "share",
+    lambda one: {rank: each.gpu.foreign for rank, each in one.ranks.items() if each.gpu is not None},
+    EACH,
+    MEAN,
+)
+_BUSY = _Measure("busy", lambda one: {rank: each.busy for rank, each in one.ranks.items()}, EACH, MEAN)
+_IDLE = _Measure("idle", _idle, EACH, MEAN)
+_POWER = _Measure("power", _power, POWER_EACH, POWER_MEAN, relative=True)
+_ORDER = (_SHARE, _CLOCK, _BUSY, _IDLE, _POWER)
+_MEASURES = {each.name: each for each in _ORDER}
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle of some values."""
+    ordered = sorted(values)
+    return (ordered[len(ordered) // 2] + ordered[-1 - len(ordered) // 2]) / 2
+
+
+def ahead(values: Dict[Any, float], *, relative: bool = False) -> Dict[Any, float]:
+    """How far each value is ahead of the median of the others; empty for fewer than two."""
+    ordered = sorted(values.values())
+    count = len(ordered) - 1
+    found = {}
+    for key, value in values.items() if count > 0 else ():
+        place = ordered.index(value) if count < 16 else None
+        others = ordered if place is None else ordered[:place] + ordered[place + 1 :]
+        middle = (others[len(others) // 2] + others[-1 - len(others) // 2]) / 2
+        found[key] = (value - middle) / abs(middle) if relative and middle else value - middle
+    return found
+
+
+def _leads(measure: _Measure, rounds: Sequence[Round]) -> Dict[int, List[float]]:
+    """The leads of the ranks that every round has."""
+    each = [ahead(measure.values(one), relative=measure.relative) for one in rounds]
+    common = set(each[0]).intersection(*each[1:]) if each else set()
+    return {rank: [leads[rank] for leads in each] for rank in sorted(common)}
+
+
+def _ahead_in_all(measure: _Measure, last: Sequence[Round]) -> List[Tuple[int, float]]:
+    """The ranks that are ahead in all rounds, with their mean leads, the largest first."""
+    leads = _leads(measure, last)
+    if measure is _POWER:  # cards differ: only a change counts, see ``_rank_verdict``
+        return sorted(((rank, _mean(each)) for rank, each in leads.items()), key=lambda pair: -pair[1])
+    found = [(rank, _mean(each)) for rank, each in leads.items() if min(each) >= measure.each]
+    return sorted(found, key=lambda pair: -pair[1])
+
+
+def _usual(measure: _Measure, first: Sequence[Round], rank: int) -> Optional[float]:
+    """The usual lead of a rank; None if too few rounds show it."""
+    each = [ahead(measure.values(one), relative=measure.relative) for one in first]
+    found = [leads[rank] for leads in each if rank in leads]
+    return median(found) if len(found) >= LEAST else None
+
+
+def _rank_verdict(
+    measure: _Measure, first: Sequence[Round], last: Sequence[Round], rank: int, lead: float, usual: Optional[float]
+) -> Optional[Verdict]:
+    node = last[-1].ranks[rank].node
+    grown = None if usual is None else lead - usual
+    if measure is _POWER:
+        leads = _leads(measure, last)[rank]
+        if grown is None or grown < measure.mean or min(leads) - (usual or 0.0) < measure.each:
+            return None
+        if not _others_fell(first, last, rank):
+            return None
+        shared = _memory_grew(first, last, rank)
+        cause, detail = (SHARE, "another process uses its GPU") if shared else (COMPUTE, "its GPU needs longer")
+        return Verdict(rank, node, measure.name, cause, grown, detail)
+    if lead < measure.mean:
+        return None
+    changed = grown is not None and grown >= measure.mean
+    if measure is _CLOCK:
+        slowed = sum(one.ranks[rank].gpu.slowed >= SLOWED for one in last if one.ranks[rank].gpu)  # type: ignore[union-attr]
+        if not changed and slowed < CONSISTENT:
+            return None
+        clock = _mean([one.ranks[rank].gpu.clock or 0.0 for one in last if one.ranks[rank].gpu])  # type: ignore[union-attr]
+        return Verdict(rank, node, measure.name, CLOCK, lead, "its GPU runs at %d MHz" % clock)
+    if measure is _SHARE:
+        return Verdict(rank, node, measure.name, SHARE, lead, "another process uses its GPU")
+    cause, detail, part = _host_cause(last, rank)
+    if part >= max(EACH, OWN_CAUSE * lead):
+        return Verdict(rank, node, measure.name, cause, lead, detail)
+    if changed:
+        return Verdict(rank, node, measure.name, COMPUTE, lead, "its own work takes longer")
+    return None
+
+
+def _host_cause(last: Sequence[Round], rank: int) -> Tuple[str, str, float]:
+    """The likeliest cause on a rank's node, with the part of the time that it takes more than on others."""
+    own = [one.ranks[rank] for one in last]
+
+    def excess(value: Callable[[Rank], float]) -> float:
+        return _mean([ahead({number: value(each) for number, each in one.ranks.items()})[rank] for one in last])
+
+    waits = max(excess(lambda each: each.delay), excess(lambda each: each.stall))
+    disk, data = excess(lambda each: each.disk), excess(lambda each: each.data)
+    if disk >= max(waits, data):
+        return DISK, "it waits for a disk %s of the time" % percent(_mean([each.disk for each in own])), disk
+    if data >= waits:
+        return DATA, "it waits for its data loader %s of the time" % percent(_mean([each.data for each in own])), data
+    if _mean([each.quota for each in own]) >= QUOTA:
+        return CPU, "its cgroup uses up its CPU quota", waits
+    share = percent(max(_mean([each.delay for each in own]), _mean([each.stall for each in own])))
+    return CPU, "it waits for a processor %s of the time" % share, waits
+
+
+def _others_fell(first: Sequence[Round], last: Sequence[Round], rank: int) -> bool:
+    """Whether the GPUs of the other ranks draw less power than they used to."""
+
+    def others(one: Round) -> Optional[float]:
+        values = [watts for number, watts in _power(one).items() if number != rank]
+        return median(values) if values else None
+
+    before = [watts for watts in map(others, first) if watts is not None]
+    now = [watts for watts in map(others, last) if watts is not None]
+    return bool(before and now) and median(now) <= (1 - POWER_MEAN) * median(before)
+
+
+def _memory_grew(first: Sequence[Round], last: Sequence[Round], rank: int) -> bool:
+    """Whether the memory of a rank's GPU grew, and that of the others did not."""
+
+    def lead(one: Round) -> Optional[float]:
+        used = {number: each.gpu.memory for number, each in one.ranks.items() if each.gpu and each.gpu.memory}
+        return ahead(used).get(rank)
+
+    before = [bytes_ for bytes_ in map(lead, first) if bytes_ is not None]
+    now = [bytes_ for bytes_ in map(lead, last) if bytes_ is not None]
+    return bool(before and now) and median(now) - median(before) >= SHARED
+
+
+def _queues(one: Round) -> Dict[str, float]:
+    """The fullest queue of each node."""
+    found = {each.node: 0.0 for each in one.ranks.values()}
+    for (node, _), share in one.queues.items():
+        if node in found:
+            found[node] = max(found[node], share)
+    return found
+
+
+def _link_verdict(first: Sequence[Round], last: Sequence[Round]) -> Optional[Verdict]:
+    """The slow link. Several nodes whose data for one node waits show that the link of this one is slow."""
+    each = [ahead(_queues(one)) for one in last]
+    for node in sorted(set(each[0]).intersection(*each[1:])):
+        leads = [one[node] for one in each]
+        lead = _mean(leads)
+        if min(leads) < QUEUE_EACH or lead < QUEUE_MEAN:
+            continue
+        before = [values[node] for values in (ahead(_queues(one)) for one in first) if node in values]
+        usual = median(before) if len(before) >= LEAST else None
+        if lead < QUEUE_ALONE and (usual is None or lead - usual < QUEUE_MEAN):
+            continue
+        to = max(
+            (pair for pair in last[-1].queues if pair[0] == node), key=lambda pair: last[-1].queues[pair], default=None
+        )
+        if to is None:
+            continue
+        rank = min(number for number, one in last[-1].ranks.items() if one.node == node)
+        detail = "data from %s to %s waits %s of the time" % (
+            node,
+            to[1],
+            percent(_mean([_queues(one)[node] for one in last])),
+        )
+        return Verdict(rank, node, "queue", LINK, lead, detail, to[1])
+    return None
+
+
+def _over(named: Verdict, first: Sequence[Round], last: Sequence[Round]) -> bool:
+    """Whether a named rank is as fast as the others again: no lead in any of the rounds."""
+    if named.measure == "queue":
+        return all(ahead(_queues(one)).get(named.node, 0.0) < QUEUE_EACH for one in last)
+    measure = _MEASURES[named.measure]
+    usual = _usual(measure, first, named.rank) or 0.0
+    base = max(usual, 0.0) if measure is not _POWER else usual
+    leads = [ahead(measure.values(one), relative=measure.relative).get(named.rank, 0.0) for one in last]
+    return all(lead - base < measure.each for lead in leads)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def percent(share: float) -> str:
+    """``12 %``."""
+    return "%.0f %%" % (100 * share)
+
+
+NEXT = {
+    CLOCK: "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
+    CPU: "top -H",
+    LINK: "ip -s link; ethtool INTERFACE",
+    DISK: "iostat -x 5",
+    DATA: "clusterctl logs --rank {rank}",
+    SHARE: "nvidia-smi",
+    COMPUTE: "clusterctl check --limit {node}",
+}
+
+
+def sentence(verdict: Verdict) -> str:
+    """The verdict as the user reads it, with the next command."""
+    who = "the others wait for rank %d on %s" % (verdict.rank, verdict.node)
+    how = {CLOCK: "throttled clock", CPU: "busy core", LINK: "slow link", SHARE: SHARE, COMPUTE: "slow rank"}
+    cause = how.get(verdict.cause, verdict.cause)
+    amount = "" if verdict.measure == "power" else " %s of the time" % percent(min(1.0, verdict.by))
+    if verdict.cause == CLOCK:
+        amount = ": its clock is %s lower" % percent(verdict.by)
+    if verdict.cause == LINK:
+        amount = ""
+    command = NEXT[verdict.cause].format(rank=verdict.rank, node=verdict.node)
+    return "%s%s (%s: %s). On %s: %s" % (who, amount, cause, verdict.detail, verdict.node, command)
+
+
+def over(verdict: Verdict) -> str:
+    """The message that a straggler is as fast as the others again."""
+    return "rank %d on %s no longer delays the others" % (verdict.rank, verdict.node)
