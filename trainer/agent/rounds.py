@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import collections
 import math
+import time
 from typing import Any, Deque, Dict, List, Optional, Tuple
 
 from .contract.plan import Plan
+from .metrics import append
 from .run_files import Events, NodePlan, State
 from .signals import Signals
 from .silence import TRAINING
@@ -26,6 +28,7 @@ ROUND = 20.0  # seconds
 VARIABLE = "CLUSTERCTL_STRAGGLER_ROUND"  # of the run: other seconds; 0: look for no stragglers
 PACES = 50  # times between steps that are kept
 STANDSTILL = 3  # times the usual time between two steps
+LIMIT = 16 << 20  # bytes of rounds.jsonl and the older part together: a day of 16 ranks
 _RANKS = 1 << 16
 _MOST = 1e6  # MHz, watts
 
@@ -85,6 +88,15 @@ class Stragglers:
         """Close the round, if it is over. ``stepped``: when the last step was seen."""
         if not self._round or not self._tracker.ranks:
             return
+        try:
+            self._look(phase, stepped, now)
+        except Exception as error:  # noqa: BLE001 - a fault here must not end a training
+            self._round = 0.0
+            self._signals.close()
+            text = "stragglers are no longer looked for: %s: %s" % (type(error).__name__, error)
+            self._events.emit("notice", text=text)
+
+    def _look(self, phase: str, stepped: Optional[float], now: float) -> None:
         self._pace.step(stepped)
         self._signals.watch(dict(self._tracker.ranks), self._tracker.known)
         self._trained = self._trained and phase == TRAINING and self._pace.steady(now, self._round)
@@ -109,6 +121,7 @@ class Stragglers:
         self._signals.close()
 
     def _judge(self, new: Round) -> None:
+        append(str(self._plan.logs / "rounds.jsonl"), dict(to_object(new), time=round(time.time(), 3)), LIMIT)
         self._track, news = advance(self._track, new)
         for verdict, slow in news:
             text = sentence(verdict) if slow else over(verdict)
@@ -122,6 +135,21 @@ class Stragglers:
                 by=round(verdict.by, 3),
                 text=text,
             )
+
+
+def to_object(one: Round) -> Dict[str, Any]:
+    """A round as JSON values: the joined reports, by node."""
+    nodes: Dict[str, Dict[str, Any]] = {}
+    for rank, each in sorted(one.ranks.items()):
+        values = dict(each._asdict(), gpu=each.gpu._asdict() if each.gpu else None)
+        nodes.setdefault(values.pop("node"), {})[str(rank)] = values
+    return {"nodes": nodes, "queues": [[*pair, share] for pair, share in sorted(one.queues.items())]}
+
+
+def from_object(value: Dict[str, Any]) -> Round:
+    """Read a round of ``rounds.jsonl``."""
+    ranks = {int(rank): _rank(node, values) for node, found in value["nodes"].items() for rank, values in found.items()}
+    return Round(ranks, {(one, to): _share(share) for one, to, share in value["queues"]})
 
 
 def join(reports: Dict[str, Any]) -> Round:

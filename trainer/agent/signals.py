@@ -34,7 +34,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Se
 from .processes import Stat, environment_of, read
 
 SAMPLES = 32.0  # looks at ranks per second, all ranks together; at most
-FASTEST = 0.1  # seconds between looks at one rank, on average
+FASTEST = 0.2  # seconds between looks at one rank, on average
 QUEUE_SHARE = 0.001  # of one core that reading /proc/net/tcp may take: it is long on a machine with many sockets
 QUEUED = 32 << 10  # bytes in a socket that count as waiting
 WORKERS = 8  # of a rank that are looked at
@@ -232,7 +232,7 @@ class Signals:
     def _run(self) -> None:
         """Look at the ranks until the end, at random times: a step's own rhythm must not matter."""
         due = pause = 0.0
-        while not self._over.wait(random.uniform(0.5, 1.5) * max(FASTEST, len(self._watched) / SAMPLES)):
+        while not self._over.wait(self._pause()):
             for each in self._watched:
                 what = waits_for(each.pid, each.workers)
                 with self._lock:
@@ -244,7 +244,11 @@ class Signals:
                 began = time.thread_time()
                 self._look_at_queues()
                 pause = max(1.0, (time.thread_time() - began) / QUEUE_SHARE)
-                due = time.monotonic() + random.uniform(0.5, 1.5) * pause
+                due = time.monotonic() + pause
+
+    def _pause(self) -> float:
+        spread = random.uniform(0.5, 1.5)  # noqa: S311 - no secret
+        return spread * max(FASTEST, len(self._watched) / SAMPLES)
 
     def _look_at_queues(self) -> None:
         waiting: Dict[str, int] = {}
@@ -288,7 +292,7 @@ def _schedstat(path: str) -> Tuple[int, int]:
 def periods(pid: int) -> Tuple[int, int]:
     """The periods of a process's CPU quota so far, and those in which it was throttled; zeros without a quota."""
     for line in read("/proc/%d/cgroup" % pid).decode("utf-8", "replace").splitlines():
-        number, names, path = (line.split(":", 2) + ["", ""])[:3]
+        number, names, path = [*line.split(":", 2), "", ""][:3]
         roots: Tuple[str, ...] = ()
         if number == "0" and not names:
             roots = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
@@ -397,16 +401,17 @@ def foreign_shares(lines: Iterable[str], own: Set[int]) -> Dict[int, float]:
     used: Dict[int, float] = {}
     looks: Dict[int, int] = {}
     known = False
-    last = -1
+    seen: Set[Tuple[int, str]] = set()  # of this look at all GPUs
     for line in lines:
         words = line.split()
         if len(words) < 4 or not words[0].isdigit():
             continue  # a heading
         index = int(words[0])
-        # Lines of one GPU follow each other: another index starts its next look.
-        if index != last or index not in looks:
+        if (index, words[1]) in seen:
+            seen.clear()
+        if not any(index == other for other, _ in seen):
             looks[index] = looks.get(index, 0) + 1
-        last = index
+        seen.add((index, words[1]))
         if not words[1].isdigit():
             continue
         if int(words[1]) in own:

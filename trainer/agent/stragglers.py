@@ -98,7 +98,18 @@ class Round(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The slow rank. ``by`` is the part of the time in which others wait for it, ``to`` the other end of a link."""
+    """The slow rank.
+
+    Attributes:
+        rank: the rank; of a node with a slow link, its first.
+        node: its node.
+        measure: the measure that shows it.
+        cause: one of the words below.
+        by: the part of the time in which others wait for it.
+        detail: what was seen.
+        to: the other end of a slow link.
+        changed: whether only its change since the first rounds shows it.
+    """
 
     rank: int
     node: str
@@ -107,6 +118,7 @@ class Verdict(NamedTuple):
     by: float
     detail: str
     to: str = ""
+    changed: bool = False
 
 
 class Track(NamedTuple):
@@ -145,10 +157,10 @@ def judge(first: Sequence[Round], last: Sequence[Round]) -> Optional[Verdict]:
     """The slow rank in ``last``, the rounds to judge; ``first`` are the rounds with the usual work."""
     suspected = False
     for measure in _ORDER:
-        for rank, lead in _ahead_in_all(measure, last):
-            usual = _usual(measure, first, rank)
-            suspected = suspected or usual is None or lead - usual >= measure.each
-            found = _rank_verdict(measure, first, last, rank, lead, usual)
+        leads, grown = _leads(measure, last), _grown(measure, first, last)
+        suspected = suspected or any(min(each) >= measure.each for each in (grown or leads).values())
+        for rank in sorted(leads, key=lambda rank: -_mean(leads[rank])):
+            found = _verdict(measure, first, last, rank, leads[rank], grown.get(rank))
             if found is not None:
                 return found
     # A rank that is late also reads late what others sent to it: their queues are no evidence against a link.
@@ -219,58 +231,73 @@ def ahead(values: Dict[Any, float], *, relative: bool = False) -> Dict[Any, floa
 
 def _leads(measure: _Measure, rounds: Sequence[Round]) -> Dict[int, List[float]]:
     """The leads of the ranks that every round has."""
-    each = [ahead(measure.values(one), relative=measure.relative) for one in rounds]
+    return _together([ahead(measure.values(one), relative=measure.relative) for one in rounds])
+
+
+def _grown(measure: _Measure, first: Sequence[Round], last: Sequence[Round]) -> Dict[int, List[float]]:
+    """By how much more the values of the ranks grew than those of the others; empty if too few rounds came before.
+
+    Each rank is compared with itself first. The leads would not do: between the two halves of a pipeline, the median of
+    the others jumps.
+    """
+    before = _together([measure.values(one) for one in first])
+    if len(first) < LEAST:
+        return {}
+    usual = {rank: median(each) for rank, each in before.items()}
+    found = []
+    for one in last:
+        values = {rank: value for rank, value in measure.values(one).items() if rank in usual}
+        if measure.relative:
+            changes = {rank: (value - usual[rank]) / abs(usual[rank]) for rank, value in values.items() if usual[rank]}
+        else:
+            changes = {rank: value - usual[rank] for rank, value in values.items()}
+        found.append(ahead(changes))
+    return _together(found)
+
+
+def _together(each: Sequence[Dict[int, float]]) -> Dict[int, List[float]]:
+    """The values of the ranks that are in all rounds."""
     common = set(each[0]).intersection(*each[1:]) if each else set()
-    return {rank: [leads[rank] for leads in each] for rank in sorted(common)}
+    return {rank: [values[rank] for values in each] for rank in sorted(common)}
 
 
-def _ahead_in_all(measure: _Measure, last: Sequence[Round]) -> List[Tuple[int, float]]:
-    """The ranks that are ahead in all rounds, with their mean leads, the largest first."""
-    leads = _leads(measure, last)
-    if measure is _POWER:  # cards differ: only a change counts, see ``_rank_verdict``
-        return sorted(((rank, _mean(each)) for rank, each in leads.items()), key=lambda pair: -pair[1])
-    found = [(rank, _mean(each)) for rank, each in leads.items() if min(each) >= measure.each]
-    return sorted(found, key=lambda pair: -pair[1])
+def _consistent(measure: _Measure, leads: Optional[Sequence[float]]) -> bool:
+    return leads is not None and min(leads) >= measure.each and _mean(leads) >= measure.mean
 
 
-def _usual(measure: _Measure, first: Sequence[Round], rank: int) -> Optional[float]:
-    """The usual lead of a rank; None if too few rounds show it."""
-    each = [ahead(measure.values(one), relative=measure.relative) for one in first]
-    found = [leads[rank] for leads in each if rank in leads]
-    return median(found) if len(found) >= LEAST else None
-
-
-def _rank_verdict(
-    measure: _Measure, first: Sequence[Round], last: Sequence[Round], rank: int, lead: float, usual: Optional[float]
+def _verdict(
+    measure: _Measure,
+    first: Sequence[Round],
+    last: Sequence[Round],
+    rank: int,
+    leads: Sequence[float],
+    grown: Optional[Sequence[float]],
 ) -> Optional[Verdict]:
-    node = last[-1].ranks[rank].node
-    grown = None if usual is None else lead - usual
-    if measure is _POWER:
-        leads = _leads(measure, last)[rank]
-        if grown is None or grown < measure.mean or min(leads) - (usual or 0.0) < measure.each:
-            return None
-        if not _others_fell(first, last, rank):
-            return None
-        shared = _memory_grew(first, last, rank)
-        cause, detail = (SHARE, "another process uses its GPU") if shared else (COMPUTE, "its GPU needs longer")
-        return Verdict(rank, node, measure.name, cause, grown, detail)
-    if lead < measure.mean:
+    leads_now, changed = _consistent(measure, leads), _consistent(measure, grown)
+    if not leads_now and not changed:
         return None
-    changed = grown is not None and grown >= measure.mean
-    if measure is _CLOCK:
-        slowed = sum(one.ranks[rank].gpu.slowed >= SLOWED for one in last if one.ranks[rank].gpu)  # type: ignore[union-attr]
-        if not changed and slowed < CONSISTENT:
-            return None
-        clock = _mean([one.ranks[rank].gpu.clock or 0.0 for one in last if one.ranks[rank].gpu])  # type: ignore[union-attr]
-        return Verdict(rank, node, measure.name, CLOCK, lead, "its GPU runs at %d MHz" % clock)
+    found = Verdict(rank, last[-1].ranks[rank].node, measure.name, "", _mean(leads), "")
+    now = found._replace(by=_mean(grown or ()), changed=True)
     if measure is _SHARE:
-        return Verdict(rank, node, measure.name, SHARE, lead, "another process uses its GPU")
+        return found._replace(cause=SHARE, detail="another process uses its GPU") if leads_now else None
+    if measure is _POWER:
+        if not changed or not _others_fell(first, last, rank):
+            return None
+        if _memory_grew(first, last, rank):
+            return now._replace(cause=SHARE, detail="another process uses its GPU")
+        return now._replace(cause=COMPUTE, detail="its GPU needs longer")
+    if measure is _CLOCK:
+        cards = [card for card in (one.ranks[rank].gpu for one in last) if card is not None]
+        detail = "its GPU runs at %d MHz" % _mean([card.clock or 0.0 for card in cards])
+        if leads_now and all(card.slowed >= SLOWED for card in cards):
+            return found._replace(cause=CLOCK, detail=detail)
+        return now._replace(cause=CLOCK, detail=detail) if changed else None
     cause, detail, part = _host_cause(last, rank)
-    if part >= max(EACH, OWN_CAUSE * lead):
-        return Verdict(rank, node, measure.name, cause, lead, detail)
-    if changed:
-        return Verdict(rank, node, measure.name, COMPUTE, lead, "its own work takes longer")
-    return None
+    if leads_now and part >= max(EACH, OWN_CAUSE * found.by):
+        return found._replace(cause=cause, detail=detail)
+    if not changed or found.by <= 0:  # it has more work than before, and others still have more
+        return None
+    return now._replace(cause=COMPUTE, detail="its own work takes longer")
 
 
 def _host_cause(last: Sequence[Round], rank: int) -> Tuple[str, str, float]:
@@ -357,10 +384,8 @@ def _over(named: Verdict, first: Sequence[Round], last: Sequence[Round]) -> bool
     if named.measure == "queue":
         return all(ahead(_queues(one)).get(named.node, 0.0) < QUEUE_EACH for one in last)
     measure = _MEASURES[named.measure]
-    usual = _usual(measure, first, named.rank) or 0.0
-    base = max(usual, 0.0) if measure is not _POWER else usual
-    leads = [ahead(measure.values(one), relative=measure.relative).get(named.rank, 0.0) for one in last]
-    return all(lead - base < measure.each for lead in leads)
+    leads = (_grown(measure, first, last) if named.changed else _leads(measure, last)).get(named.rank, [])
+    return all(lead < measure.each for lead in leads)
 
 
 def _mean(values: Sequence[float]) -> float:

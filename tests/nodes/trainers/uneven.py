@@ -1,5 +1,5 @@
 # ruff: noqa: T201 - a program that prints
-"""A training for tests of stragglers: DistributedDataParallel over gloo, a DataLoader, and work that hardly needs a core.
+"""A training for tests of stragglers: DistributedDataParallel over gloo, a DataLoader, and little work for a core.
 
     torchrun … uneven.py --steps 1000 [--step 0.2] [--read FILE]
 
