@@ -26,16 +26,21 @@ added: see ``rounds.py``.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 CONSISTENT = 5  # rounds
 WARM = 1  # first rounds that do not count: kernels are tuned and compiled
 BASE = 10  # rounds after these that show the ranks' usual work
-LEAST = 3  # of them that are needed
+LEAST = 5  # of them that are needed
+NOISE = 5.0  # standard errors that are no change: of the hundreds of judgements of a day, one in a million exceeds it
 
 EACH = 0.03  # lead in each of the rounds
 MEAN = 0.06  # and on average: of a rank that is 10 % slower, the others wait 9 % of the time
 OWN_CAUSE = 0.5  # part of the lead that a cause explains
+CLOCK_ALONE = (
+    0.1  # a change without such a reason: at the power limit, healthy clocks differ by 5 % from second to second
+)
 SLOWED = 0.5  # part of the samples in which a clock is throttled
 WORKING = 0.9  # use of a GPU that works or waits in NCCL
 POWER_EACH, POWER_MEAN = 0.015, 0.03  # a waiting GPU draws a third of the power of a working one
@@ -158,7 +163,8 @@ def judge(first: Sequence[Round], last: Sequence[Round]) -> Optional[Verdict]:
     suspected = False
     for measure in _ORDER:
         leads, grown = _leads(measure, last), _grown(measure, first, last)
-        suspected = suspected or any(min(each) >= measure.each for each in (grown or leads).values())
+        late = (grown or leads).values() if measure in (_BUSY, _IDLE) else ()
+        suspected = suspected or any(min(each) >= measure.each for each in late)
         for rank in sorted(leads, key=lambda rank: -_mean(leads[rank])):
             found = _verdict(measure, first, last, rank, leads[rank], grown.get(rank))
             if found is not None:
@@ -265,6 +271,14 @@ def _consistent(measure: _Measure, leads: Optional[Sequence[float]]) -> bool:
     return leads is not None and min(leads) >= measure.each and _mean(leads) >= measure.mean
 
 
+def _noise(measure: _Measure, first: Sequence[Round], rank: int) -> float:
+    """The standard error of a mean of ``CONSISTENT`` changes, from the rounds with the usual work."""
+    usual = _grown(measure, first, first).get(rank, ())
+    middle = _mean(usual)
+    spread = sum((each - middle) ** 2 for each in usual) / max(1, len(usual) - 1)
+    return math.sqrt(spread / CONSISTENT)
+
+
 def _verdict(
     measure: _Measure,
     first: Sequence[Round],
@@ -274,6 +288,7 @@ def _verdict(
     grown: Optional[Sequence[float]],
 ) -> Optional[Verdict]:
     leads_now, changed = _consistent(measure, leads), _consistent(measure, grown)
+    changed = changed and _mean(grown or ()) >= NOISE * _noise(measure, first, rank)
     if not leads_now and not changed:
         return None
     found = Verdict(rank, last[-1].ranks[rank].node, measure.name, "", _mean(leads), "")
@@ -291,7 +306,7 @@ def _verdict(
         detail = "its GPU runs at %d MHz" % _mean([card.clock or 0.0 for card in cards])
         if leads_now and all(card.slowed >= SLOWED for card in cards):
             return found._replace(cause=CLOCK, detail=detail)
-        return now._replace(cause=CLOCK, detail=detail) if changed else None
+        return now._replace(cause=CLOCK, detail=detail) if changed and now.by >= CLOCK_ALONE else None
     cause, detail, part = _host_cause(last, rank)
     if leads_now and part >= max(EACH, OWN_CAUSE * found.by):
         return found._replace(cause=cause, detail=detail)
