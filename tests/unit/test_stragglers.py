@@ -251,7 +251,7 @@ def test_power_alone_shows_the_waiting_h100():
 def test_ten_healthy_hours_name_no_rank():
     """1,800 rounds of 20 s, drawn from the healthy seconds of the recording.
 
-    Simulated: eight ranks, a pipeline whose second half has more work, rank 0 that logs in every round and saves a
+    Simulated: four ranks, a pipeline whose second half has more work, rank 0 that logs in every round and saves a
     checkpoint in every thirtieth.
     """
     chance = random.Random(7)
@@ -259,10 +259,10 @@ def test_ten_healthy_hours_name_no_rank():
     rounds = []
     for number in range(1800):
         each = []
-        for rank in range(8):
+        for rank in range(4):
             some = [{"ranks": [chance.choice(healthy)[rank % 2]]} for _ in range(2)]
             one = round_of(some).ranks[0]
-            extra = 0.1 * (rank // 4) + (0.05 if rank == 0 else 0) + (0.4 if rank == 0 and number % 30 == 0 else 0)
+            extra = 0.1 * (rank // 2) + (0.05 if rank == 0 else 0) + (0.4 if rank == 0 and number % 30 == 0 else 0)
             each.append({"run": one.run + extra, "delay": one.delay, "gpu": one.gpu})
         rounds.append(ranks(*each))
     assert news_of(rounds) == []

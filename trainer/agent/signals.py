@@ -36,7 +36,7 @@ from .processes import Stat, environment_of, read
 SAMPLES = 32.0  # looks at ranks per second, all ranks together; at most
 FASTEST = 0.2  # seconds between looks at one rank, on average
 QUEUE_SHARE = 0.001  # of one core that reading /proc/net/tcp may take: it is long on a machine with many sockets
-QUEUED = 32 << 10  # bytes in a socket that count as waiting
+QUEUED = 16 << 10  # bytes in a socket that count as waiting
 WORKERS = 8  # of a rank that are looked at
 THREADS = 128  # of a rank
 _ADDRESSES = 64
@@ -243,7 +243,7 @@ class Signals:
             if time.monotonic() >= due:
                 began = time.thread_time()
                 self._look_at_queues()
-                pause = max(1.0, (time.thread_time() - began) / QUEUE_SHARE)
+                pause = max(FASTEST, (time.thread_time() - began) / QUEUE_SHARE)
                 due = time.monotonic() + pause
 
     def _pause(self) -> float:

@@ -44,7 +44,7 @@ CLOCK_ALONE = (
 SLOWED = 0.5  # part of the samples in which a clock is throttled
 WORKING = 0.9  # use of a GPU that works or waits in NCCL
 POWER_EACH, POWER_MEAN = 0.015, 0.03  # a waiting GPU draws a third of the power of a working one
-QUEUE_EACH, QUEUE_MEAN, QUEUE_ALONE = 0.15, 0.25, 0.5
+QUEUE_ALONE = 0.3  # lead of a full queue that needs no change: an even ring fills all queues alike
 SHARED = 256 << 20  # bytes of GPU memory that only another process explains: a CUDA context has more
 QUOTA = 0.2  # part of the periods in which a cgroup was throttled
 
@@ -175,7 +175,7 @@ def judge(first: Sequence[Round], last: Sequence[Round]) -> Optional[Verdict]:
 
 class _Measure(NamedTuple):
     name: str
-    values: Callable[[Round], Dict[int, float]]
+    values: Callable[[Round], Dict[Any, float]]
     each: float
     mean: float
     relative: bool = False
@@ -202,6 +202,15 @@ def _power(one: Round) -> Dict[int, float]:
     return {rank: gpu.power for rank, gpu in found.items() if gpu.power}
 
 
+def _queues(one: Round) -> Dict[str, float]:
+    """The fullest queue of each node."""
+    found = {each.node: 0.0 for each in one.ranks.values()}
+    for (node, _), share in one.queues.items():
+        if node in found:
+            found[node] = max(found[node], share)
+    return found
+
+
 _CLOCK = _Measure("clock", _clocks, EACH, MEAN, relative=True)
 _SHARE = _Measure(
     "share",
@@ -212,8 +221,9 @@ _SHARE = _Measure(
 _BUSY = _Measure("busy", lambda one: {rank: each.busy for rank, each in one.ranks.items()}, EACH, MEAN)
 _IDLE = _Measure("idle", _idle, EACH, MEAN)
 _POWER = _Measure("power", _power, POWER_EACH, POWER_MEAN, relative=True)
+_QUEUE = _Measure("queue", _queues, EACH, MEAN)
 _ORDER = (_SHARE, _CLOCK, _BUSY, _IDLE, _POWER)
-_MEASURES = {each.name: each for each in _ORDER}
+_MEASURES = {each.name: each for each in (*_ORDER, _QUEUE)}
 
 
 def median(values: Sequence[float]) -> float:
@@ -235,12 +245,12 @@ def ahead(values: Dict[Any, float], *, relative: bool = False) -> Dict[Any, floa
     return found
 
 
-def _leads(measure: _Measure, rounds: Sequence[Round]) -> Dict[int, List[float]]:
+def _leads(measure: _Measure, rounds: Sequence[Round]) -> Dict[Any, List[float]]:
     """The leads of the ranks that every round has."""
     return _together([ahead(measure.values(one), relative=measure.relative) for one in rounds])
 
 
-def _grown(measure: _Measure, first: Sequence[Round], last: Sequence[Round]) -> Dict[int, List[float]]:
+def _grown(measure: _Measure, first: Sequence[Round], last: Sequence[Round]) -> Dict[Any, List[float]]:
     """By how much more the values of the ranks grew than those of the others; empty if too few rounds came before.
 
     Each rank is compared with itself first. The leads would not do: between the two halves of a pipeline, the median of
@@ -261,7 +271,7 @@ def _grown(measure: _Measure, first: Sequence[Round], last: Sequence[Round]) -> 
     return _together(found)
 
 
-def _together(each: Sequence[Dict[int, float]]) -> Dict[int, List[float]]:
+def _together(each: Sequence[Dict[Any, float]]) -> Dict[Any, List[float]]:
     """The values of the ranks that are in all rounds."""
     common = set(each[0]).intersection(*each[1:]) if each else set()
     return {rank: [values[rank] for values in each] for rank in sorted(common)}
@@ -271,7 +281,12 @@ def _consistent(measure: _Measure, leads: Optional[Sequence[float]]) -> bool:
     return leads is not None and min(leads) >= measure.each and _mean(leads) >= measure.mean
 
 
-def _noise(measure: _Measure, first: Sequence[Round], rank: int) -> float:
+def _changed(measure: _Measure, first: Sequence[Round], key: Any, grown: Optional[Sequence[float]]) -> bool:
+    """Whether a change is consistent, and larger than the usual noise."""
+    return _consistent(measure, grown) and _mean(grown or ()) >= NOISE * _noise(measure, first, key)
+
+
+def _noise(measure: _Measure, first: Sequence[Round], rank: Any) -> float:
     """The standard error of a mean of ``CONSISTENT`` changes, from the rounds with the usual work."""
     usual = _grown(measure, first, first).get(rank, ())
     middle = _mean(usual)
@@ -287,8 +302,7 @@ def _verdict(
     leads: Sequence[float],
     grown: Optional[Sequence[float]],
 ) -> Optional[Verdict]:
-    leads_now, changed = _consistent(measure, leads), _consistent(measure, grown)
-    changed = changed and _mean(grown or ()) >= NOISE * _noise(measure, first, rank)
+    leads_now, changed = _consistent(measure, leads), _changed(measure, first, rank, grown)
     if not leads_now and not changed:
         return None
     found = Verdict(rank, last[-1].ranks[rank].node, measure.name, "", _mean(leads), "")
@@ -358,48 +372,28 @@ def _memory_grew(first: Sequence[Round], last: Sequence[Round], rank: int) -> bo
     return bool(before and now) and median(now) - median(before) >= SHARED
 
 
-def _queues(one: Round) -> Dict[str, float]:
-    """The fullest queue of each node."""
-    found = {each.node: 0.0 for each in one.ranks.values()}
-    for (node, _), share in one.queues.items():
-        if node in found:
-            found[node] = max(found[node], share)
-    return found
-
-
 def _link_verdict(first: Sequence[Round], last: Sequence[Round]) -> Optional[Verdict]:
-    """The slow link. Several nodes whose data for one node waits show that the link of this one is slow."""
-    each = [ahead(_queues(one)) for one in last]
-    for node in sorted(set(each[0]).intersection(*each[1:])):
-        leads = [one[node] for one in each]
-        lead = _mean(leads)
-        if min(leads) < QUEUE_EACH or lead < QUEUE_MEAN:
+    """The slow link: from the node whose data waits to the one that it waits for."""
+    leads, grown = _leads(_QUEUE, last), _grown(_QUEUE, first, last)
+    for node in sorted(leads, key=lambda node: -_mean(leads[node])):
+        changed = _changed(_QUEUE, first, node, grown.get(node))
+        if not changed and not (_consistent(_QUEUE, leads[node]) and _mean(leads[node]) >= QUEUE_ALONE):
             continue
-        before = [values[node] for values in (ahead(_queues(one)) for one in first) if node in values]
-        usual = median(before) if len(before) >= LEAST else None
-        if lead < QUEUE_ALONE and (usual is None or lead - usual < QUEUE_MEAN):
-            continue
-        to = max(
-            (pair for pair in last[-1].queues if pair[0] == node), key=lambda pair: last[-1].queues[pair], default=None
-        )
+        to = max((pair for pair in last[-1].queues if pair[0] == node), key=last[-1].queues.__getitem__, default=None)
         if to is None:
             continue
         rank = min(number for number, one in last[-1].ranks.items() if one.node == node)
-        detail = "data from %s to %s waits %s of the time" % (
-            node,
-            to[1],
-            percent(_mean([_queues(one)[node] for one in last])),
-        )
-        return Verdict(rank, node, "queue", LINK, lead, detail, to[1])
+        share = percent(_mean([_queues(one)[node] for one in last]))
+        detail = "data from %s to %s waits %s of the time" % (node, to[1], share)
+        return Verdict(rank, node, _QUEUE.name, LINK, _mean(leads[node]), detail, to[1], changed)
     return None
 
 
 def _over(named: Verdict, first: Sequence[Round], last: Sequence[Round]) -> bool:
     """Whether a named rank is as fast as the others again: no lead in any of the rounds."""
-    if named.measure == "queue":
-        return all(ahead(_queues(one)).get(named.node, 0.0) < QUEUE_EACH for one in last)
     measure = _MEASURES[named.measure]
-    leads = (_grown(measure, first, last) if named.changed else _leads(measure, last)).get(named.rank, [])
+    key = named.node if measure is _QUEUE else named.rank
+    leads = (_grown(measure, first, last) if named.changed else _leads(measure, last)).get(key, [])
     return all(lead < measure.each for lead in leads)
 
 
