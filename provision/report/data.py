@@ -271,6 +271,8 @@ def _described(event: Event) -> tuple[str, str, str]:
             return kind, str(get("phase") or ""), ""
         case "notice":
             return kind, str(get("text") or ""), "" if get("level") == "info" else "note"
+        case "straggler":
+            return kind, str(get("text") or ""), "note" if get("state") == "slow" else ""
         case "hang":
             return kind, str(get("text") or get("kind") or ""), "bad"
         case "peer":

@@ -110,6 +110,8 @@ _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("time", "began"), _time),
     **dict.fromkeys(("stopped", "resumable", "port_free", "started"), _flag),
     "saved": _flag,
+    "by": _number,
+    "straggler": _or_null(_text),
     "why": _or_null(_why),
     **dict.fromkeys(("left", "gpu"), _pids),
     "gpus": _objects,

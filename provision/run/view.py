@@ -265,6 +265,8 @@ def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
         case "notice":
             level = "note" if event.get("level") == "info" else "warning"
             return Happening(time, node, level, text)
+        case "straggler":
+            return Happening(time, node, "warning" if event.get("state") == "slow" else "note", text)
         case "peer":
             text = short(f"{event.get('node')}: {event.get('text') or event.get('state')}")
             return Happening(time, node, "note" if event.get("state") in {"ended", "back"} else "warning", text)

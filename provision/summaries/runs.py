@@ -43,6 +43,7 @@ def run_data(run: Run, now: float) -> dict[str, Any]:
         **{key: run.reporter.fields.get(key) for key in ("step", "total", "loss")},
         **{key: head.fields.get(key) for key in ("phase", "attempt", "attempts")},
         **{key: head.fields.get(key) for key in ("checkpoint", "port", "world_size", "why", "began", "pattern")},
+        "straggler": head.fields.get("straggler") if run.live else None,
         "networks": list(run.networks),
         "left": None if left is None else round(left, 1),
         "age": _age(run, now),
@@ -94,6 +95,8 @@ def run_output(result: RunStatus, now: float) -> Summary:
         about.append(f"  network that NCCL uses: {'; '.join(run.networks)}")
     kept = {str(part.fields["kept"]): part.node for part in reversed(run.parts) if part.fields.get("kept")}
     about += [f"  moved aside, because it could not be used: {node}:{path}" for path, node in kept.items()]
+    if data["straggler"]:
+        about.append(f"  {printable(data['straggler'])}")
     if run.unmatched is not None:
         about.append(f"  no line of the log matched its pattern: {printable(run.unmatched)}")
     if why := _why(run):

@@ -67,6 +67,11 @@ class Watch:
         """The phase of the run, one of ``silence.NAMES``."""
         return self._silence.phases.current
 
+    @property
+    def stepped(self) -> Optional[float]:
+        """When the last step was seen; None before the first."""
+        return self._silence.stepped
+
     def notices(self) -> List[str]:
         """The new notices since the last call."""
         found, self._notices = self._notices, []

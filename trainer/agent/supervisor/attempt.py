@@ -20,6 +20,7 @@ from ..contract.plan import PORT, Plan
 from ..hangs import Hangs, Watch
 from ..metrics import Metrics
 from ..processes import NODE, RUN, describe_status, die_with_parent, reap, send, signal_of, stat_of
+from ..rounds import Stragglers
 from ..run_files import Events, NodePlan, State
 from ..textfile import Textfile
 from ..tracker import HURRY, Death, Ending, Group, ProcessTracker, end_all
@@ -111,6 +112,7 @@ class Attempt:
         self._tracker = ProcessTracker(plan.run, plan.node, self._group, control.guard_pid)
         self._watch = Watch(plan.data)
         self._hangs = Hangs(plan, self._watch, self._tracker, control, events)
+        self._stragglers = Stragglers(plan, self._tracker, control, events, state)
         self._metrics = Metrics(plan, control, events, textfile)
         self._command: Optional[Command] = None
         self._stopped = False  # a stop came before the command exited
@@ -126,6 +128,7 @@ class Attempt:
         with contextlib.ExitStack() as stack:
             stack.callback(self._tracker.close)
             stack.callback(self._metrics.close)
+            stack.callback(self._stragglers.close)
             try:
                 take = (self._line, self._progress, self._reading, self._bytes)
                 self._output = Output(self._plan, self._events, *take, start=self._decision.get("step") or 0)
@@ -202,7 +205,8 @@ class Attempt:
                 self._tracker.watch(selector)
             self._hangs.look(now)
             self._control.look(now)
-            self._metrics.look(self._tracker.known, now)
+            self._stragglers.gpus(self._metrics.look(self._tracker.known, now))
+            self._stragglers.look(self._watch.phase, self._watch.stepped, now)
         if self._watch.phase != self._state.fields.get("phase"):
             self._events.emit("phase", phase=self._watch.phase)
             self._state.set(phase=self._watch.phase)
@@ -252,6 +256,7 @@ class Attempt:
                     return False
         if self._ending is None:
             self._metrics.close()
+            self._stragglers.close()
             self._ending = Ending(self._tracker, self._plan.grace)
             self._state.set(state="ending")
         if control.failure is not None or (control.stop is not None and not control.stop.save):
