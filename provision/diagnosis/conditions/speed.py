@@ -40,6 +40,11 @@ def _straggler(evidence: Evidence, _: Mapping[str, Limit]) -> Iterator[str]:
             yield str(found[-1]["text"])
 
 
+def _unexpected(evidence: Evidence, _limits: Mapping[str, Limit]) -> Iterator[str]:
+    for record in evidence.records[:1]:
+        yield from (text for key in ("slow", "full") if isinstance(text := record.state.get(key), str) and text)
+
+
 def _evaluates(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
     for record in evidence.records[:1]:
         phases = [sample["phase"] for sample in record.samples if sample.get("phase")]
@@ -73,6 +78,17 @@ RULES = (
         fix=(
             "run the named command on that node, and clusterctl check --limit NODE",
             "without an obvious fix: clusterctl stop RUN --save, then clusterctl resume RUN without that node",
+        ),
+    ),
+    Rule(
+        id="speed.expected",
+        title="The run as a whole is slower than expected, or holds more memory",
+        look=_unexpected,
+        fix=(
+            "clusterctl check finds hot and throttled GPUs, other users' processes, lost links and swapping",
+            "clusterctl report RUN GOOD lists what differs from a GOOD run: configuration, release, nodes",
+            "clusterctl bench nccl compares pairs of nodes; one slow node or link slows every rank equally",
+            "if the band was wrong: train --expected GOOD takes the measurement of a GOOD run, --expected none no band",
         ),
     ),
     Rule(
