@@ -49,6 +49,7 @@ WITH_INVENTORY = (
     "status",
     "stop",
     "tensorboard",
+    "top",
     "train",
     "tunnel",
     "verify",

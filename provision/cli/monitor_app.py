@@ -15,12 +15,11 @@ from provision.cli.monitor_panes import Choice, Pane, Question, Text, copy
 from provision.errors import ClusterctlError
 from provision.output_text import Line, clean
 from provision.summaries.monitor import (
+    TABLES,
     event_lines,
-    gpu_lines,
     head_lines,
     log_lines,
     loss_plot,
-    node_lines,
     ranks_of,
     speed_plot,
     speed_title,
@@ -111,7 +110,7 @@ class Monitor(App[str]):
         self._look, self._actions, self._every, self._say = look, actions, every, say
         self._view: View | None = None
         self._ranks: tuple[int, ...] = ()  # whose logs are shown, each in its pane; none: all in one
-        self._gpus = False
+        self._table = 0
         self._events = False
         self._words = ""
 
@@ -155,10 +154,11 @@ class Monitor(App[str]):
         if view is None or not panes:
             return
         say, (width, height) = self._say, self.size
-        rows = gpu_lines(view, width, say=say) if self._gpus else node_lines(view, width, max(4, height - 20), say)
+        title, lines_of = TABLES[self._table]
+        rows = lines_of(view, width, max(4, height - 20), say)
         low = height < 20  # a window with a few rows shows head, nodes and log
         panes["nodes"].styles.height = min(len(rows) + 1, max(2, height // 2 - 3 if not low else height // 3))
-        panes["nodes"].border_title = say("GPUs: use, memory, temperature, power" if self._gpus else "nodes")
+        panes["nodes"].border_title = say(title)
         plots = self.screen_stack[0].query_one("#plots")
         plots.display = not low
         plots.styles.height = max(6, min(16, height // 4 + 1))
@@ -194,8 +194,8 @@ class Monitor(App[str]):
         return clean(self._say("{}, with {}", title, repr(self._words)) if self._words else title).replace("[", "(")
 
     def action_gpus(self) -> None:
-        """Show single GPUs, or nodes again."""
-        self._gpus = not self._gpus
+        """Show single GPUs, the network, or nodes again."""
+        self._table = (self._table + 1) % len(TABLES)
         self.draw()
 
     def action_events(self) -> None:

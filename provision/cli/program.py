@@ -48,6 +48,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {  # by subject: the commands, each wi
         "init": "init",
         "check": "check",
         "status": "runs",
+        "top": "top",
         "run": "nodes",
         "push": "nodes",
         "services": "services",
@@ -125,6 +126,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "status": ("clusterctl status", "clusterctl status sft --watch"),
     "stop": ("clusterctl stop sft --save",),
     "tensorboard": ("clusterctl tensorboard sft", "clusterctl tensorboard /data/logs --node gpu02"),
+    "top": ("clusterctl top", "clusterctl top --limit 'gpu[01-04]' --once"),
     "train": (
         "clusterctl train --nodes 2 sft.yaml",
         "clusterctl train --nodes 2 --restarts 3 --detach train.py -- --lr 1e-4",

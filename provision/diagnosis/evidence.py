@@ -42,7 +42,7 @@ class Record:
         first_rank: the global rank of its local rank 0.
         lines: the lines of all its ranks and of the launcher, in order for each rank.
         events: the events in ``events.jsonl`` (``trainer/agent/__main__.py``).
-        samples: the samples in ``metrics.jsonl`` (``trainer/agent/metrics.py``).
+        samples: the samples in ``metrics.jsonl`` (``trainer/agent/sampling.py``).
         state: its ``state.json``.
         links: the capacity of its interfaces, in bytes per second, if known.
         cores: its number of processors; None if unknown.

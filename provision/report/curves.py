@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from provision.report.data import NodeData, RunData, happenings, is_finite, row_times
+from provision.report.data import PORT, NodeData, RunData, bands, happenings, is_finite, row_times, step_times
 from trainer.reader import FIELDS
 
 POINTS = 1_000_000  # rows of a run; of more, the page has every second, third, ... and all that are not finite
@@ -50,8 +50,12 @@ def run_curves(run: RunData) -> dict[str, Any]:
             broken = [at for at, value in enumerate(values) if value is not None and not math.isfinite(value)]
             if broken:
                 bad[name] = broken[:_BAD]
+    if "ms" not in columns:
+        paces = step_times(rows, times)
+        columns.update({"ms": pack(paces)} if any(value is not None for value in paces) else {})
     return {
         "id": run.id,
+        "bands": bands(run),
         "began": run.began,
         "step": pack([row.step for row in rows], "d"),
         "time": pack(times, "d") if any(time is not None for time in times) else None,
@@ -72,6 +76,11 @@ def node_curves(node: NodeData) -> dict[str, Any]:
     for place, sample in enumerate(node.samples):
         for name, value in sample.values.items():
             columns.setdefault(name, [None] * len(node.samples))[place] = value
+    busy = [name for name, values in columns.items() if name.startswith(PORT) and any(values)]
+    shown = busy if len(busy) > 1 else []  # one alone has the curve of the sum
+    hidden = {name for name in columns if name.startswith(PORT)}.difference(shown)
+    hidden.update(name for name in ("throttled",) if not any(columns.get(name, ())))
+    columns = {name: values for name, values in columns.items() if name not in hidden}
     steps = [sample.step for sample in node.samples]
     return {
         "name": node.name,

@@ -13,6 +13,10 @@ from typing import Any, NamedTuple
 from provision.errors import UsageError
 from provision.masking import mask_env, mask_text, mask_words
 from provision.run import config_text, fields
+from provision.run.sampled import traffic
+from trainer.agent.contract.expected import Expected
+from trainer.agent.contract.expected import read as read_expected
+from trainer.agent.contract.throttle import HARDWARE, slowing
 from trainer.reader import Row
 
 Event = Mapping[str, Any]
@@ -23,6 +27,8 @@ _TOGETHER = 200_000  # samples of all nodes together
 _LEAST = 100  # samples of a node among very many
 _GIB = 1 << 30
 _HUGE = 1e300
+_SLICE = 2.0  # seconds
+_BANDS = (("ms", 1000.0), ("tokens_per_second", 1.0), ("gpu_memory", 1 / _GIB))  # a curve, and its factor
 _SAME = 2.0  # seconds within which equal events of several nodes are one
 _PROGRESS = re.compile(r'"time": ?([0-9]{1,12}(?:\.[0-9]{1,9})?).{0,200}?"step": ?([0-9]{1,15})\b')
 _PLANNED = ("argv", "processes", "nnodes", "attempts", "grace", "cwd", "pattern")  # of a node's plan
@@ -32,11 +38,13 @@ _SETTINGS = 2000  # values of the configuration
 _FILE = 64 << 10  # characters of a configuration file
 _DEEP = 8  # levels of a configuration file
 _LONG = 2000  # characters of a value
+PORT = "port "  # and its name: the curve of a network interface or InfiniBand port
+_SLOWED = {*HARDWARE, "sw_thermal_slowdown"}  # a power cap alone is usual under load
 _SKIPPED = {"progress", "log"}  # events that are curves or log lines
 
 
 class Sample(NamedTuple):
-    """A node's sample; ``values`` by the name of the curve: percent, GiB, watts, degrees Celsius, MB per second."""
+    """A node's sample; ``values`` by the curve's name: percent, GiB, watts, degrees Celsius, MHz, MB per second."""
 
     time: float
     step: int | None
@@ -96,6 +104,12 @@ class RunData:
     def head(self) -> NodeData | None:
         """The node with the lowest rank."""
         return self.nodes[0] if self.nodes else None
+
+    @property
+    def expected(self) -> Expected | None:
+        """What the run was judged by; None if neither its agent nor the record has it."""
+        state = self.head.state if self.head else {}
+        return read_expected(state.get("expected")) or read_expected(self.record.get("expected"))
 
     @property
     def began(self) -> float | None:
@@ -159,23 +173,18 @@ def read_sample(sample: Event) -> Sample:
     total, free = sample.get("memory_total"), sample.get("memory_available")
     if total and free is not None:
         found["memory"] = (total - free) / _GIB
-    ports = [port for name in ("network", "infiniband") for port in (sample.get(name) or {}).values()]
-    rates = [
-        rate
-        for port in ports
-        for rate in (port.get("in"), port.get("out"))
-        if isinstance(rate, int | float) and math.isfinite(rate)
-    ]
-    if rates:
-        found["network"] = sum(rates) / 1e6
+    rates = {each.port: [rate for rate in (each.received, each.sent) if rate is not None] for each in traffic(sample)}
+    ports = {port: sum(both) / 1e6 for port, both in rates.items() if both}
+    if ports:
+        found["network"] = sum(ports.values())
+        found.update((PORT + port, value) for port, value in ports.items())
     step = sample.get("step")
     return Sample(sample["time"], step if isinstance(step, int) else None, found)
 
 
 def _gpu_values(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
-    use, memory, power, heat = (
-        [gpu[name] for gpu in gpus if is_finite(gpu.get(name))] for name in ("use", "memory", "power", "temperature")
-    )
+    names = ("use", "memory", "power", "temperature", "clock")
+    use, memory, power, heat, clock = ([gpu[name] for gpu in gpus if is_finite(gpu.get(name))] for name in names)
     if use:
         yield "gpu", sum(use) / len(use)
     if memory:
@@ -184,6 +193,11 @@ def _gpu_values(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]
         yield "power", sum(power)
     if heat:
         yield "temperature", max(heat)
+    if clock:
+        yield "sm_clock", min(clock)  # the slowest one sets the pace
+    reasons = [gpu["throttle"] for gpu in gpus if isinstance(gpu.get("throttle"), list)]
+    if reasons:
+        yield "throttled", sum(bool(_SLOWED.intersection(slowing(each))) for each in reasons)
 
 
 def is_finite(value: object) -> bool:
@@ -209,6 +223,31 @@ def row_times(run: RunData) -> list[float | None]:
         ordered = [time for node in run.nodes[:1] for _, time in node.times]
         return [ordered[place] if place < len(ordered) else None for place in range(len(run.rows))]
     return [known.get(row.step) for row in run.rows]
+
+
+def step_times(rows: Sequence[Row], times: Sequence[float | None]) -> list[float | None]:
+    """Milliseconds per step from the times of the reports, for a log without them; None between two values.
+
+    Agents see a step up to a quarter of a second late, so a value covers at least ``_SLICE`` seconds.
+    """
+    found: list[float | None] = []
+    since: tuple[int, float] | None = None
+    for row, time in zip(rows, times, strict=True):
+        value = None
+        if time is not None and (since is None or row.step <= since[0] or time < since[1]):
+            since = (row.step, time)
+        elif time is not None and since is not None and time - since[1] >= _SLICE:
+            value = 1000 * (time - since[1]) / (row.step - since[0])
+            since = (row.step, time)
+        found.append(value)
+    return found
+
+
+def bands(run: RunData) -> dict[str, tuple[float, float]]:
+    """The expected range of each curve that has one, by the curve's name."""
+    band = run.expected
+    ranges = () if band is None else zip(_BANDS, band[1:], strict=True)
+    return {name: (low_high[0] * by, low_high[1] * by) for (name, by), low_high in ranges if low_high is not None}
 
 
 @dataclass(frozen=True)
@@ -267,6 +306,8 @@ def _described(event: Event) -> tuple[str, str, str]:
             return kind, str(get("phase") or ""), ""
         case "notice":
             return kind, str(get("text") or ""), "" if get("level") == "info" else "note"
+        case "straggler":
+            return kind, str(get("text") or ""), "note" if get("state") == "slow" else ""
         case "hang":
             return kind, str(get("text") or get("kind") or ""), "bad"
         case "peer":

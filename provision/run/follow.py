@@ -180,6 +180,9 @@ class Follower:
     def _notice(self, name: str, event: Event) -> None:
         self._emit(Notice(f"{name}: {event.get('text')}", "info" if event.get("level") == "info" else "warning"))
 
+    def _straggler(self, _: str, event: Event) -> None:
+        self._emit(Notice(str(event.get("text")), "warning" if event.get("state") == "slow" else "info"))
+
     def _dropped(self, name: str, event: Event) -> None:
         text = f"{name}: {event.get('lines')} log lines arrived too fast; they are only in the log on the node"
         self._emit(Notice(text, "warning"))
@@ -245,6 +248,7 @@ class Follower:
         "phase": _phased,
         "progress": _progress,
         "started": _started_there,
+        "straggler": _straggler,
     }
 
 

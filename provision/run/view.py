@@ -13,45 +13,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from provision.output_text import clean
 from provision.run import fields
 from provision.run.follow import Entry, entry
 from provision.run.found import Part, Run, pace_of, parse_runs
+from provision.run.sampled import Gpu, Process, Traffic, finite, gpus, processes, short, traffic
+from trainer.agent.contract.expected import Expected
 
 POINTS = 8192  # of the curve; when they are full, every second one of the older half is dropped
 EVENTS = 500
 LINES = 2000  # log lines of all nodes
 SAMPLES = 30  # of a node: the pace of the run is measured over them
-GPUS = 64  # of a node
-WIDE = 400  # characters of a line
 _ENDS = re.compile(r"^ends ([0-9]{1,18}) ([0-9]{1,18}) ([0-9]{1,18})$", re.MULTILINE)
 _STAMP = re.compile(r"T(\d\d:\d\d:\d\d)")
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """A GPU's last sample: percent, bytes, watts and degrees Celsius; None if the driver does not report it."""
-
-    index: int
-    use: float | None = None
-    memory: float | None = None
-    memory_total: float | None = None
-    power: float | None = None
-    temperature: float | None = None
-
-    @property
-    def filled(self) -> float | None:
-        """Percent of its memory in use."""
-        return 100 * self.memory / self.memory_total if self.memory is not None and self.memory_total else None
-
-
-@dataclass(frozen=True)
 class NodeView:
-    """A node of the run; ``silent`` is why it does not answer, and ``age`` are seconds since its last sample."""
+    """A node of the run; ``silent`` is why it does not answer, and ``age`` are seconds since its last sample.
+
+    For ``clusterctl top`` a node has no rank and no state, but ``cores`` and ``processes``.
+    """
 
     name: str
-    rank: int
-    state: str
+    rank: int | None = None
+    state: str = ""
     phase: str = ""
     step: float | None = None
     gpus: tuple[Gpu, ...] = ()
@@ -62,6 +47,11 @@ class NodeView:
     disk_free: float | None = None
     age: float | None = None
     silent: str = ""
+    traffic: tuple[Traffic, ...] = ()
+    memory: float | None = None
+    memory_total: float | None = None
+    cores: float | None = None
+    processes: tuple[Process, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +81,7 @@ class View:
     """What the screen shows.
 
     ``now`` are epoch seconds; ``left`` and ``age`` are seconds; ``missing`` are nodes of the run that did not report.
+    ``slow`` is why the run is slow as a whole, and ``expected`` what it is judged by.
     """
 
     run: str
@@ -110,6 +101,8 @@ class View:
     live: bool = False
     missing: int = 0
     why: str = ""
+    slow: str = ""
+    expected: Expected | None = None
     nodes: tuple[NodeView, ...] = ()
     points: tuple[Point, ...] = ()
     events: tuple[Happening, ...] = ()
@@ -223,6 +216,8 @@ class Watched:
             live=run.live,
             missing=run.missing,
             why=_why(run),
+            slow=short(run.slow),
+            expected=run.expected,
             nodes=tuple(_node(known, now) for known in self._all()),
             points=tuple(self._points),
             events=tuple(sorted(self._events, key=lambda event: event.time)),
@@ -254,9 +249,9 @@ class Watched:
         step = event.get("step")
         if not isinstance(step, int):
             return
-        loss = math.nan if "loss" in event and event["loss"] is None else _number(event.get("loss"))
-        rest = (_number(event.get(key)) for key in ("lr", "ms", "tokens_per_second"))
-        point = Point(step, _number(event.get("time")), loss, *rest)
+        loss = math.nan if "loss" in event and event["loss"] is None else finite(event.get("loss"))
+        rest = (finite(event.get(key)) for key in ("lr", "ms", "tokens_per_second"))
+        point = Point(step, finite(event.get("time")), loss, *rest)
         while self._points and self._points[-1].step > step:  # a resume repeats steps
             self._points.pop()
         if self._points and self._points[-1].step == step:
@@ -272,7 +267,7 @@ class Watched:
 def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
     """An agent's event as a user sees it; None for other events."""
     kind, text = str(event.get("event")), short(str(event.get("text") or ""))
-    time = _number(event.get("time")) or 0.0
+    time = finite(event.get("time")) or 0.0
     match kind:
         case "attempt":
             source = event.get("checkpoint")
@@ -288,6 +283,8 @@ def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
         case "notice":
             level = "note" if event.get("level") == "info" else "warning"
             return Happening(time, node, level, text)
+        case "straggler":
+            return Happening(time, node, "warning" if event.get("state") == "slow" else "note", text)
         case "peer":
             text = short(f"{event.get('node')}: {event.get('text') or event.get('state')}")
             return Happening(time, node, "note" if event.get("state") in {"ended", "back"} else "warning", text)
@@ -299,11 +296,6 @@ def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
         case "end":
             return Happening(time, node, "end", short(str(event.get("state"))))
     return None
-
-
-def short(text: str) -> str:
-    """A line from a node without control characters, and not too long."""
-    return " ".join(clean(text[:4096]).split("\n"))[:WIDE]
 
 
 def folded(lines: Sequence[Entry]) -> list[tuple[Entry, int]]:
@@ -325,42 +317,40 @@ def time_of(line: Entry) -> str:
 
 def _node(known: _Known, now: float) -> NodeView:
     part, sample = known.part, known.samples[-1] if known.samples else {}
-    rates = [
-        rate
-        for key in ("network", "infiniband")
-        for rate in (sample.get(key) or {}).values()
-        if isinstance(rate, Mapping)
-    ]
-    time = _number(sample.get("time"))
-    return NodeView(
-        name=short(part.node),
+    time = finite(sample.get("time"))
+    return replace(
+        node_view(part.node, sample),
         rank=part.rank,
         state="no answer" if known.silent else part.state,
         phase=short(str(part.fields.get("phase") or "")) if part.live else "",
         step=part.number("step"),
-        gpus=tuple(_gpu(one, place) for place, one in enumerate((sample.get("gpus") or ())[:GPUS])),
-        **{key: _number(sample.get(key)) for key in ("rss", "load", "disk_free")},
-        sent=max((value for rate in rates if (value := _number(rate.get("out"))) is not None), default=None),
-        received=max((value for rate in rates if (value := _number(rate.get("in"))) is not None), default=None),
         age=None if time is None else max(0.0, now - time),
         silent=known.silent,
     )
 
 
-def _gpu(sample: Mapping[str, Any], place: int) -> Gpu:
-    index = sample.get("index")
-    names = ("use", "memory", "memory_total", "power", "temperature")
-    return Gpu(index if isinstance(index, int) else place, *(_number(sample.get(name)) for name in names))
+def node_view(name: str, sample: Mapping[str, Any]) -> NodeView:
+    """A node as its sample shows it."""
+    ports = traffic(sample)
+    total, free = (finite(sample.get(key)) for key in ("memory_total", "memory_available"))
+    return NodeView(
+        short(name),
+        gpus=gpus(sample),
+        rss=finite(sample.get("rss")),
+        load=finite(sample.get("load")),
+        disk_free=finite(sample.get("disk_free")),
+        cores=finite(sample.get("cores")),
+        sent=max((port.sent for port in ports if port.sent is not None), default=None),
+        received=max((port.received for port in ports if port.received is not None), default=None),
+        traffic=ports,
+        memory=None if total is None or free is None else total - free,
+        memory_total=total,
+        processes=processes(sample),
+    )
 
 
 def _newer(time: Any, than: Any) -> bool:
-    return _number(time) is not None and (_number(than) is None or time > than)
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
+    return finite(time) is not None and (finite(than) is None or time > than)
 
 
 def _last(points: Sequence[Point], name: str) -> float | None:

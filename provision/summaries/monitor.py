@@ -15,18 +15,43 @@ from statistics import fmean
 
 from provision.output_text import Line, Style, clean, duration, fold_equal, size, span
 from provision.run.found import Run
-from provision.run.view import Gpu, Happening, NodeView, Point, View, folded, time_of
+from provision.run.sampled import Gpu, Process
+from provision.run.view import Happening, NodeView, Point, View, folded, time_of
 from provision.summaries.metrics import SIGNS
 from provision.summaries.words import Say, columns, cut, english, pad
+from trainer.agent.contract.expected import Range
+from trainer.agent.contract.throttle import HARDWARE
 
 MARKS = {"restart": "R", "hang": "H", "checkpoint": "C", "warning": "!"}  # of events on the axis of a curve
 STALE = 60.0  # seconds; an agent takes a sample every ten
 _BAD = {"failed", "lost", "no answer"}
+_USERS = 60  # columns of the users of a node's GPUs
 _AXIS = 9  # columns of a plot's labels
 _MARKED = 4  # rows of a plot that has a row for events
 _ATTEMPT = re.compile(r"attempt (\d+) from (.+)")
+BAND = "\N{LIGHT SHADE}"  # the expected band behind a curve
+_EMPTY = 0x2800  # a braille sign without dots
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille sign, by row and column
-_LEAST = ("LOAD", "DISK FREE", "SAMPLE", "PHASE", "RANK", "RSS", "RECEIVED", "SENT", "STATE", "STEP")
+_LEAST = (
+    "DISK FREE",
+    "MEMORY",
+    "LOAD",
+    "SAMPLE",
+    "PHASE",
+    "RANK",
+    "RSS",
+    "RECEIVED",
+    "SENT",
+    "CLOCK",
+    "STATE",
+    "STEP",
+    "POWER",
+    "TEMP",
+)
+SIGN_OF = {  # of a reason that slows a GPU down, where there is no space for its name
+    "hw_thermal_slowdown": "T", "sw_thermal_slowdown": "t", "hw_power_brake_slowdown": "B", "hw_slowdown": "H",
+    "sw_power_cap": "p", "sync_boost": "s", "applications_clocks_setting": "c", "display_clock_setting": "c",
+}  # fmt: skip
 
 
 def head_lines(view: View, width: int, say: Say = english) -> list[Line]:
@@ -45,6 +70,7 @@ def head_lines(view: View, width: int, say: Say = english) -> list[Line]:
     first = _fitting((view.run, f"{say(view.state)}{phase}", nodes, gpus, silent, missing, tries, age), width)
     style: Style = "red" if view.state in _BAD else "green" if view.state == "finished" else "bold"
     why = [Line(cut(say("why: {}", view.why), width), "red", None)] if view.why else []
+    why += [Line(cut(view.slow, width), "yellow", None)] if view.slow else []
     return [Line(first, style, None), Line(_numbers(view, width, say), "", None), *why]
 
 
@@ -79,10 +105,10 @@ def _fitting(parts: Iterable[str], width: int) -> str:
 
 def node_lines(view: View, width: int, height: int, say: Say = english) -> list[Line]:
     """A row for each node with its GPUs; if they do not fit, shorter ones in several columns."""
-    rows = [["NODE", "RANK", "STATE", "PHASE", "STEP", "GPUS", "USE", "MEM", "TEMP", "POWER", "RSS", "SENT"]]
-    rows[0] += ["RECEIVED", "LOAD", "DISK FREE", "SAMPLE"]
+    rows = [["NODE", "RANK", "STATE", "PHASE", "STEP", "GPUS", "USE", "MEM", "TEMP", "POWER", "CLOCK", "THROTTLE"]]
+    rows[0] += ["RSS", "SENT", "RECEIVED", "LOAD", "MEMORY", "DISK FREE", "SAMPLE", "PROCESSES"]
     rows += [_node_row(node, say) for node in view.nodes]
-    styles: list[Style] = ["red" if node.state in _BAD else "" for node in view.nodes]
+    styles: list[Style] = ["red" if node.state in _BAD or _slowed(node.gpus) else "" for node in view.nodes]
     silent = fold_equal({node.name: node.silent for node in view.nodes if node.silent})
     reasons = [Line(f"{names}: {say('no answer')}: {why}", "red", None) for why, names in silent.items()]
     if len(rows) > height and width >= 2 * (_wide_cell(view.nodes, say) + 2):
@@ -93,23 +119,67 @@ def node_lines(view: View, width: int, height: int, say: Say = english) -> list[
 
 
 def gpu_lines(view: View, width: int, _height: int = 0, say: Say = english) -> list[Line]:
-    """One cell for each GPU: use, memory, temperature and power."""
+    """One cell for each GPU: use, memory, temperature, power, clock, and a sign if it is slowed down."""
     cells: list[tuple[str, Style]] = [
-        (_gpu_cell(node, gpu), "red" if node.silent else "") for node in view.nodes for gpu in node.gpus
+        (_gpu_cell(node, gpu), "red" if node.silent or _slowed([gpu]) else "")
+        for node in view.nodes
+        for gpu in node.gpus
     ]
     if not cells:
         return [Line(say("no sample of a GPU yet: nodes without nvidia-smi have none"), "dim", None)]
     return _in_columns(cells, width)
 
 
+def network_lines(view: View, width: int, _height: int = 0, say: Say = english) -> list[Line]:
+    """One cell for each interface and InfiniBand port: bytes per second out of it and into it."""
+    wide = max((len(port.port) for node in view.nodes for port in node.traffic), default=0)
+    cells: list[tuple[str, Style]] = [
+        (f"{node.name} {port.port:<{wide}} out {rate(port.sent):>12} in {rate(port.received):>12}", "")
+        for node in view.nodes
+        for port in node.traffic
+        if not node.silent
+    ]
+    if not cells:
+        return [Line(say("no sample of the network yet: rates need two samples"), "dim", None)]
+    return _in_columns(cells, width)
+
+
+# What the pane of the nodes can show: its title and its lines.
+TABLES = (
+    ("nodes", node_lines),
+    ("GPUs: use, memory, temperature, power, SM clock, throttling", gpu_lines),
+    ("network: interfaces and InfiniBand ports", network_lines),
+)
+
+
+def rate(value: float | None) -> str:
+    """Bytes per second."""
+    return "-" if value is None else f"{size(value)}/s"
+
+
+def throttling(gpus: Sequence[Gpu]) -> str:
+    """The worst reason that slows GPUs down, with their number if it is not all of them."""
+    for reason in SIGN_OF:
+        count = sum(reason in gpu.throttle for gpu in gpus)
+        if count:
+            words = reason.replace("_", " ").replace("thermal slowdown", "thermal").replace("brake slowdown", "brake")
+            return words + (f" ({count})" if count < len(gpus) else "")
+    return "other" if any(gpu.throttle for gpu in gpus) else "-"
+
+
+def _slowed(gpus: Sequence[Gpu]) -> bool:
+    """Whether the hardware protects itself: a power cap alone is usual under load."""
+    return any(reason in HARDWARE for gpu in gpus for reason in gpu.throttle)
+
+
 def _node_row(node: NodeView, say: Say) -> list[str]:
     if node.silent:
-        return [node.name, str(node.rank), say(node.state), *["-"] * 13]
+        return [node.name, _show(node.rank, str), say(node.state), *["-"] * 17]
     gpus, age = node.gpus, node.age
     return [
         node.name,
-        str(node.rank),
-        say(node.state),
+        _show(node.rank, str),
+        say(node.state) or "-",
         say(node.phase) or "-",
         _show(node.step, lambda value: f"{value:.0f}"),
         _bars(gpus) or "-",
@@ -117,13 +187,36 @@ def _node_row(node: NodeView, say: Say) -> list[str]:
         _range([gpu.filled for gpu in gpus], " %"),
         _range([gpu.temperature for gpu in gpus], " C"),
         _show(_sum(gpu.power for gpu in gpus), lambda value: f"{value:.0f} W"),
+        _range([gpu.clock for gpu in gpus], " MHz"),
+        throttling(gpus),
         _show(node.rss, size),
-        _show(node.sent, lambda value: f"{size(value)}/s"),
-        _show(node.received, lambda value: f"{size(value)}/s"),
-        _show(node.load, lambda value: f"{value:.1f}"),
+        rate(node.sent),
+        rate(node.received),
+        _show(node.load, lambda value: f"{value:.1f}" + (f"/{node.cores:.0f}" if node.cores else "")),
+        _show(node.memory, lambda value: f"{size(value)}/{size(node.memory_total or 0)}"),
         _show(node.disk_free, size),
         say("{} ago", span(age)) if age is not None and age > STALE and node.state == "running" else "-",
+        who(node.processes) or "-",
     ]
+
+
+def who(processes: Sequence[Process]) -> str:
+    """The users of GPUs, each with the program of its first process and the number of its processes."""
+    users: dict[str, list[Process]] = {}
+    for each in processes:
+        users.setdefault(each.user or "?", []).append(each)
+    parts = (
+        f"{user}: {program_of(mine[0]) or '?'}" + (f" ({len(mine)})" if len(mine) > 1 else "")
+        for user, mine in users.items()
+    )
+    return ", ".join(parts)[:_USERS]
+
+
+def program_of(process: Process) -> str:
+    """The name of the program, without its folder and arguments: ``python train.py`` of a script."""
+    words = process.command.split()
+    names = [word.rpartition("/")[2] for word in words[:1] + [word for word in words[1:] if word.endswith(".py")][:1]]
+    return " ".join(names)
 
 
 def _cell(node: NodeView, say: Say) -> str:
@@ -145,9 +238,9 @@ def _wide_cell(nodes: Sequence[NodeView], say: Say) -> int:
 
 def _gpu_cell(node: NodeView, gpu: Gpu) -> str:
     values = ((gpu.use, "%"), (gpu.filled, "%"), (gpu.temperature, "C"), (gpu.power, "W"))
-    return f"{node.name}:{gpu.index} " + " ".join(
-        f"{'-' if value is None else f'{value:.0f}':>3}{unit}" for value, unit in values
-    )
+    cells = [f"{'-' if value is None else f'{value:.0f}':>3}{unit}" for value, unit in values]
+    cells += [f"{gpu.clock:>4.0f}MHz"] if gpu.clock is not None else []
+    return " ".join([f"{node.name}:{gpu.index}", *cells, *(SIGN_OF.get(reason, "?") for reason in gpu.throttle[:1])])
 
 
 def _in_columns(cells: Sequence[tuple[str, Style]], width: int) -> list[Line]:
@@ -214,7 +307,16 @@ def loss_plot(view: View, width: int, height: int, say: Say = english) -> list[L
 def speed_plot(view: View, width: int, height: int, say: Say = english) -> list[Line]:
     """Tokens per second by step, else steps per second."""
     tokens = [(point.step, point.tokens) for point in view.points if point.tokens is not None]
-    return _plot(tokens or _steps_per_second(view.points), width, height, _marks(view), say)
+    points = tokens or _steps_per_second(view.points)
+    return _plot(points, width, height, _marks(view), say, _speed_band(view, tokens=bool(tokens)))
+
+
+def _speed_band(view: View, *, tokens: bool) -> Range | None:
+    """The expected tokens per second, or steps per second."""
+    if view.expected is None or tokens:
+        return view.expected and view.expected.tokens_per_second
+    step = view.expected.step_seconds
+    return step and (1 / step[1], 1 / step[0])
 
 
 def _marks(view: View) -> list[tuple[int, str]]:
@@ -226,7 +328,10 @@ def _marks(view: View) -> list[tuple[int, str]]:
 
 def speed_title(view: View) -> str:
     """What ``speed_plot`` shows."""
-    return "tokens/s" if any(point.tokens is not None for point in view.points) else "steps/s"
+    tokens = any(point.tokens is not None for point in view.points)
+    band = _speed_band(view, tokens=tokens)
+    expected = f", {BAND} expected {_label(band[0])} to {_label(band[1])}" if band else ""
+    return f"{'tokens/s' if tokens else 'steps/s'}{expected}"
 
 
 def _steps_per_second(points: Sequence[Point]) -> list[tuple[int, float]]:
@@ -239,11 +344,17 @@ def _steps_per_second(points: Sequence[Point]) -> list[tuple[int, float]]:
 
 
 def _plot(
-    points: Sequence[tuple[int, float]], width: int, height: int, marks: Sequence[tuple[int, str]], say: Say
+    points: Sequence[tuple[int, float]],
+    width: int,
+    height: int,
+    marks: Sequence[tuple[int, str]],
+    say: Say,
+    band: Range | None = None,
 ) -> list[Line]:
     """A curve of braille dots with its highest and lowest value; ``x`` below steps without a finite number.
 
-    Below it are a row for the signs of events, if there are any, and the first and the last step.
+    Cells in the expected ``band`` without a dot of the curve are shaded. Below the curve are a row for the signs of
+    events, if there are any, and the first and the last step.
     """
     marks = [(step, sign) for step, sign in marks if points and step >= points[0][0] and height >= _MARKED]
     across, rows = 2 * (width - _AXIS), 4 * (height - 1 - bool(marks))
@@ -252,7 +363,8 @@ def _plot(
         latest = f"{points[-1][1]:.4g}" if points else say("no number yet")
         return [Line(latest, "dim", None)]
     first, last = points[0][0], points[-1][0]
-    low, high = min(finite), max(finite)
+    low, high = min((*finite, *(band or ()))), max((*finite, *(band or ())))
+    shaded = _rows_of(band, low, high, rows // 4) if band else range(0)
     bins: list[list[float]] = [[] for _ in range(across)]
     for step, value in points:
         bins[min(across - 1, (step - first) * across // max(1, last - first))].append(value)
@@ -260,7 +372,11 @@ def _plot(
     lines = []
     for row, signs in enumerate(grid):
         label = _label(high) if row == 0 else _label(low) if row == len(grid) - 1 else ""
-        text = "".join("x" if row == len(grid) - 1 and at in broken else chr(sign) for at, sign in enumerate(signs))
+        empty = BAND if row in shaded else chr(_EMPTY)
+        text = "".join(
+            "x" if row == len(grid) - 1 and at in broken else empty if sign == _EMPTY else chr(sign)
+            for at, sign in enumerate(signs)
+        )
         lines.append(Line(f"{label:>{_AXIS - 1}} {text}", "", None))
     events = [" "] * (across // 2)
     for step, sign in marks:
@@ -270,13 +386,19 @@ def _plot(
     return [*lines, Line(f"{' ' * _AXIS}{first}{end}", "dim", None)]
 
 
+def _rows_of(band: Range, low: float, high: float, rows: int) -> range:
+    """The rows of a band, the highest value in row 0; at least one."""
+    top, bottom = ((high - value) / (high - low or 1.0) * rows for value in (band[1], band[0]))
+    return range(min(rows - 1, int(top)), max(int(top) + 1, min(rows, math.ceil(bottom))))
+
+
 def _label(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 def _dots(bins: Sequence[Sequence[float]], low: float, high: float, rows: int) -> tuple[list[list[int]], set[int]]:
     """The braille signs by row and column, and the columns with a value that is no finite number."""
-    grid = [[0x2800] * (len(bins) // 2) for _ in range(rows // 4)]
+    grid = [[_EMPTY] * (len(bins) // 2) for _ in range(rows // 4)]
     broken: set[int] = set()
     before: tuple[int, int] | None = None  # the last column with a value, and its dot
     for column, values in enumerate(bins):

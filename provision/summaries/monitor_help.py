@@ -14,7 +14,7 @@ KEYS = (
     ("w", "save a checkpoint, and continue"),
     ("S", "save a checkpoint and stop (asks)"),
     ("d", "diagnosis; there, c copies it"),
-    ("g", "nodes or single GPUs"),
+    ("g", "nodes, single GPUs, or network"),
     ("c", "copy the diagnosis"),
     ("r", "log of the next rank, R: of all"),
     ("p", "logs of several ranks, such as 0 3-5"),
@@ -26,6 +26,8 @@ KEYS = (
 NOTES = (
     "GPUS has a sign for the use of each GPU. USE, MEM and TEMP are ranges over",
     "the GPUs of a node, POWER is their sum. Agents take a sample every 10 s.",
+    "A GPU that is slowed down has a sign: T, t heat; B power brake; p power cap;",
+    "H hardware; c clocks set; s sync boost.",
     "A log line with (x N) stands for N lines that differ only in their numbers.",
     "Below a curve: R restart, H hang, C checkpoint, ! warning. Times are UTC.",
 )

@@ -59,6 +59,10 @@ CHINESE: Mapping[str, str] = {
     "MEM": "显存",
     "TEMP": "温度",
     "POWER": "功率",
+    "CLOCK": "时钟",
+    "THROTTLE": "降频",
+    "MEMORY": "节点内存",
+    "PROCESSES": "进程",
     "RSS": "内存",
     "SENT": "发送",
     "RECEIVED": "接收",
@@ -69,7 +73,9 @@ CHINESE: Mapping[str, str] = {
     "no sample of a GPU yet: nodes without nvidia-smi have none": "还没有 GPU 采样:没有 nvidia-smi 的节点不采样 GPU",
     # panes
     "nodes": "节点",
-    "GPUs: use, memory, temperature, power": "GPU:利用率、显存、温度、功率",
+    "GPUs: use, memory, temperature, power, SM clock, throttling": "GPU:利用率、显存、温度、功率、SM 时钟、降频",
+    "network: interfaces and InfiniBand ports": "网络:网卡和 InfiniBand 端口",
+    "no sample of the network yet: rates need two samples": "还没有网络采样:速率需要两次采样",
     "loss": "损失",
     "tokens/s": "词元/秒",
     "steps/s": "步/秒",
@@ -97,7 +103,7 @@ CHINESE: Mapping[str, str] = {
     "save a checkpoint, and continue": "保存检查点并继续",
     "save a checkpoint and stop (asks)": "保存检查点并停止(会询问)",
     "diagnosis; there, c copies it": "诊断;其中 c 复制",
-    "nodes or single GPUs": "节点或各个 GPU",
+    "nodes, single GPUs, or network": "节点、各个 GPU 或网络",
     "copy the diagnosis": "复制诊断",
     "log of the next rank, R: of all": "下一个编号的日志,R:全部",
     "logs of several ranks, such as 0 3-5": "几个编号的日志,如 0 3-5",
@@ -111,6 +117,10 @@ CHINESE: Mapping[str, str] = {
     "the GPUs of a node, POWER is their sum. Agents take a sample every 10 s.": (
         "各 GPU 的范围,功率是总和。代理每 10 秒采样一次。"
     ),
+    "A GPU that is slowed down has a sign: T, t heat; B power brake; p power cap;": (
+        "降频的 GPU 有一个符号:T、t 过热;B 电源制动;p 功率上限;"
+    ),
+    "H hardware; c clocks set; s sync boost.": "H 硬件;c 时钟设定;s 同步加速。",
     "A log line with (x N) stands for N lines that differ only in their numbers.": (
         "带 (x N) 的日志行代表 N 行,它们只有数字不同。"
     ),

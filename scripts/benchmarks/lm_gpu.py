@@ -51,7 +51,9 @@ def cases(batch: int) -> dict[str, list[str]]:
         passes = ["--batch-size", str(samples), "--accumulation", str(32 // samples)]
         return ["--engine", engine, "--dtype", "float16", *passes, "--max-iters", str(GUIDE_STEPS), *more]
 
-    saves = ["--save", "true", "--save-interval", "8" if is_large else "4", "--max-iters", "13", "--keep", "1"]
+    # A large model's steps last as long as its save: the end of a training waits for one that is being written.
+    interval, steps = ("130", "260") if is_large else ("4", "13")
+    saves = ["--save", "true", "--save-interval", interval, "--max-iters", steps, "--keep", "1"]
     return {
         "ours": both,
         "guide": guide("zero2", 1, "--compile", "off"),
@@ -123,9 +125,22 @@ def ours(name: str, argv: list[str], work: Path, seconds: float) -> dict[str, ob
     saves = re.findall(r"took ([\d.]+)s, the training paused for ([\d.]+)s", (out / "train.log").read_text())
     if saves:
         result["saves_took_paused_s"] = [[float(took), float(paused)] for took, paused in saves]
+        result["slower_after_save_s"] = slower(records, (out / "train.log").read_text())
     if why:
         result["failed"] = why
     return result
+
+
+def slower(records: list[dict[str, float]], log: str) -> list[float]:
+    """By how many seconds the five steps after the start of each save were slower than the median step, together.
+
+    The GPU copies the weights during the next step, and waits for the copies before it updates them.
+    """
+    times = {record["current_steps"]: record["ms"] for record in records if "ms" in record}
+    median = statistics.median(times.values())
+    saved = [int(step) for step in re.findall(r"^step (\d+): saved", log, re.MULTILINE)]
+    after = [[times[step + more] for more in range(1, 6) if step + more in times] for step in saved]
+    return [round(sum(max(0.0, each - median) for each in steps) / 1e3, 3) for steps in after]
 
 
 def nanogpt(batch: str, work: Path, seconds: float) -> dict[str, object]:

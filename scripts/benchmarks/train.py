@@ -78,9 +78,10 @@ def derived(part: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     speeds = [named.get(name, {}).get("tokens_per_second") for name in ("ours", "fp8")]
     if part == "gpt2" and all(speeds):
         return [{"part": part, "way": "ratio", "ratio": round(speeds[1] / speeds[0], 3)}]
-    saves = named.get("saves-fsdp", {}).get("saves_took_paused_s")
-    if part == "saves" and saves:
-        return [{"part": part, "way": "paused", "seconds": max(paused for _, paused in saves)}]
+    saves = named.get("saves-fsdp", {})
+    if part == "saves" and saves.get("saves_took_paused_s"):
+        pairs = zip(saves["saves_took_paused_s"], saves["slower_after_save_s"], strict=True)
+        return [{"part": part, "way": "paused", "seconds": max(paused + slower for (_, paused), slower in pairs)}]
     return []
 
 

@@ -21,8 +21,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainer.lm import checkpoint, config, engine, log, ranks, start, weights
+from trainer.lm import checkpoint, engine, log, ranks, start, weights
 from trainer.lm.model import first_weights, sizes
+from trainer.lm.options import from_arguments
 from trainer.lm.shape import Shape
 
 SHAPE = Shape(n_layer=12, n_head=2, n_embd=64, block_size=32, vocab_size=100)
@@ -63,7 +64,7 @@ class Alive(TorchDispatchMode):
 def begin(everyone, engine_name, begun, reader, *options):
     """A training up to its first step: how much was alive, and the share of the weights."""
     argv = ["--data", "none", "--batch-size", "1", "--seed", "5", "--engine", engine_name, *options]
-    given = config.from_arguments(argv)
+    given = from_arguments(argv)
     with Alive() as making:
         model = start.make_model(begun, given, everyone, 1)
     motor = engine.make_engine(model, given, everyone, 1, log.Watch(everyone.device))

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from trainer.lm import config, zero_config
+from trainer.lm import options, zero_config
 from trainer.lm.errors import RefusedError
 
 
 def made(*argv, dtype="torch.bfloat16", on_gpu=True):
-    given = config.from_arguments(["--data", "none", "--batch-size", "4", *map(str, argv)])
+    given = options.from_arguments(["--data", "none", "--batch-size", "4", *map(str, argv)])
     return zero_config.make(given, int(given.engine[-1]), 8, dtype, on_gpu)
 
 

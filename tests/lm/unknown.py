@@ -9,7 +9,7 @@ os.environ.update(DS_ACCELERATOR="cpu", DEEPSPEED_LOG_LEVEL="warning")
 import deepspeed
 import torch
 
-from trainer.lm import config, engine, log, ranks, start
+from trainer.lm import engine, log, options, ranks, start
 from trainer.lm.errors import RefusedError
 from trainer.lm.shape import Shape
 
@@ -64,7 +64,7 @@ everyone = ranks.join("cpu")
 for name, dtype, field in FIELDS:
     coalesces = str(field == "coalesce_grad_reduction")
     argv = ["--data", "none", "--engine", name, "--dtype", dtype, "--coalesce", coalesces]
-    given = config.from_arguments(argv)
+    given = options.from_arguments(argv)
     model = start.make_model(start.Start(Shape(1, 1, 16, 8, 20)), given, everyone, 2)
     deepspeed.initialize = without(field)
     reported = {"field": field, "version": deepspeed.__version__, "what": None, "fix": None}

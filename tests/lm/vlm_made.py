@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from chat_templates import CHATML, PARTS
 from PIL import Image
 from transformers import (
     AutoConfig,
@@ -25,16 +26,6 @@ from vlm_models_cases import MROPE, QWEN_TOWER, TEXT, TOWER
 from trainer.lm import tokens
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>"]
-CHATML = """{% for message in messages %}<|im_start|>{{ message['role'] }}
-{{ message['content'] }}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-PARTS = """{% for message in messages %}<|im_start|>{{ message['role'] }}
-{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}
-{%- if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}
-{%- endfor %}{% endif %}<|im_end|>
-{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
 WORDS = ["the", "king", "and", "queen", "said", "that", "they", "would", "not", "go", "to", "sea", "again"]
 COLOURS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 

@@ -1,5 +1,6 @@
 """Ctrl-C at ``clusterctl train``, on a real terminal and without one; and the message about a crash."""
 
+import json
 import os
 import pty
 import re
@@ -63,6 +64,9 @@ def test_ctrl_c_at_a_terminal_asks_and_detaches(plain_nodes):
     run = plain_nodes.last_run().name
     assert plain_nodes.marked(run=run)
     assert '"state": "running"' in plain_nodes.run("status", run, "--json").stdout
+    nodes = json.loads(plain_nodes.run("top", "--once", "--json").stdout)["nodes"]
+    assert sorted(nodes) == ["node01", "node02"]
+    assert all(node["cores"] and node["memory"] and node["network"] for node in nodes.values())
     assert plain_nodes.run("stop", run).returncode == 0
 
 

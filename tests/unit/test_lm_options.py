@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trainer.lm import config, families
+from trainer.lm import config, families, rules
 from trainer.lm.errors import RefusedError
+from trainer.lm.options import from_arguments, merge, option, read
 
 ROOT = Path(__file__).parents[2]
 NUMBERS = [each for each in dataclasses.fields(config.Config) if each.type in ("int", "float")]
@@ -37,24 +38,24 @@ def test_every_number_has_a_bound_that_the_command_line_and_files_keep(each, tmp
     assert bound.allows(each.default)
     assert not bound.allows(HUGE)
     assert not bound.allows(-HUGE)
-    option = config.option(each.name)
+    word = option(each.name)
     wrong = outside(bound, kind)
     assert len(wrong) >= 3
     for number, value in enumerate([*wrong, *([str(HUGE), "nan", ".inf"] if kind is float else [])]):
         if not isinstance(value, str):
             with pytest.raises(RefusedError) as refused:
-                config.from_arguments(["--data", "x", f"{option}={value}"])
-            assert str(refused.value).startswith(f"{option} {bound.problem(value)}")
+                from_arguments(["--data", "x", f"{word}={value}"])
+            assert str(refused.value).startswith(f"{word} {bound.problem(value)}")
         path = tmp_path / f"{number}.yaml"
         path.write_text(yaml.safe_dump({"data": "x", each.name: value}))
         with pytest.raises(RefusedError) as refused:
-            config.from_arguments(["--config", str(path)])
+            from_arguments(["--config", str(path)])
         assert str(refused.value).startswith(f"{path}: {each.name}")
         assert len(str(refused.value)) < 300 + len(str(path))
     path = tmp_path / "options.json"
     path.write_text(json.dumps({"data": "x", each.name: wrong[0]}))
     with pytest.raises(RefusedError) as refused:
-        config.from_arguments(["--config", str(path)])
+        from_arguments(["--config", str(path)])
     assert str(refused.value).startswith(f"{path}: {each.name} {bound.problem(wrong[0])}")
 
 
@@ -62,23 +63,23 @@ def test_every_number_has_a_bound_that_the_command_line_and_files_keep(each, tmp
 def test_a_checkpoint_of_a_version_without_bounds_is_refused_too(each):
     wrong = outside(each.metadata["bound"], type(each.default))[0]
     with pytest.raises(RefusedError, match=rf"^out/iter_5: {each.name} must be "):
-        config.complete(config.read(["--data", "x"]), {each.name: wrong}, "out/iter_5")
+        merge(read(["--data", "x"]), {each.name: wrong}, "out/iter_5")
 
 
 def test_help_shows_every_range_and_every_relation(capsys):
     with pytest.raises(SystemExit) as ended:
-        config.from_arguments(["--help"])
+        from_arguments(["--help"])
     assert ended.value.code == 0
     shown = " ".join(capsys.readouterr().out.split())
     for each in NUMBERS:
         assert f"({each.default}; {each.metadata['bound']})" in shown, each.name
-    for relation in config.RELATIONS:
+    for relation in rules.RELATIONS:
         assert relation.rule in shown
 
 
 def test_help_names_the_published_sizes(capsys):
     with pytest.raises(SystemExit):
-        config.from_arguments(["--help"])
+        from_arguments(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert f"a published size ({', '.join(families.PUBLISHED)})" in shown
 
@@ -147,7 +148,7 @@ def test_help_names_the_published_sizes(capsys):
 )
 def test_options_that_contradict_each_other_are_refused(options, what):
     with pytest.raises(RefusedError) as refused:
-        config.from_arguments(["--data", "x", *options])
+        from_arguments(["--data", "x", *options])
     assert str(refused.value).startswith(what)
 
 
@@ -169,14 +170,14 @@ def test_the_steps_to_profile_are_bounded(text, steps):
 
 def test_every_relation_is_tested():
     (cases,) = test_options_that_contradict_each_other_are_refused.pytestmark
-    assert len(cases.args[1]) == len(config.RELATIONS) + 1
+    assert len(cases.args[1]) == len(rules.RELATIONS) + 1
 
 
 def test_a_relation_names_the_file_and_the_checkpoint(tmp_path):
     path = tmp_path / "options.yaml"
     path.write_text("warmup_iters: 50\ndata: x\n")
     with pytest.raises(RefusedError) as refused:
-        config.complete(config.read(["--config", str(path)]), {"max_iters": 20}, "out/iter_5")
+        merge(read(["--config", str(path)]), {"max_iters": 20}, "out/iter_5")
     assert str(refused.value) == f"{path}: warmup_iters 50 must be at most --max-iters 20 (out/iter_5)"
 
 
@@ -184,13 +185,11 @@ def test_a_relation_names_the_file_and_the_checkpoint(tmp_path):
 def test_a_file_of_something_else_is_refused(tmp_path, text):
     (tmp_path / "options.yaml").write_text(text + "\n")
     with pytest.raises(RefusedError, match=r"options\.yaml"):
-        config.from_arguments(["--config", str(tmp_path / "options.yaml")])
+        from_arguments(["--config", str(tmp_path / "options.yaml")])
 
 
 def test_an_accumulation_that_contradicts_the_global_batch_is_refused():
-    reported = config.from_arguments(
-        ["--data", "x", "--batch-size", "4", "--accumulation", "4", "--global-batch", "64"]
-    )
+    reported = from_arguments(["--data", "x", "--batch-size", "4", "--accumulation", "4", "--global-batch", "64"])
     assert config.accumulation(reported, 4) == 4
     with pytest.raises(RefusedError, match=r"--accumulation 4: --global-batch 64 is --batch-size 4 x 2 ranks x 8"):
         config.accumulation(reported, 2)
@@ -246,5 +245,5 @@ def test_the_other_programs_declare_numbers_with_bounds_only(program):
 def test_values_that_train_the_wrong_model_silently_are_refused(words, error):
     """The ranges themselves: a bound that allows such a value is a mistake too."""
     with pytest.raises(RefusedError) as refused:
-        config.from_arguments(["--data", "x", *words])
+        from_arguments(["--data", "x", *words])
     assert str(refused.value).startswith(error)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 
@@ -31,8 +32,11 @@ from provision.summaries.monitor import (
     head_lines,
     log_lines,
     loss_plot,
+    network_lines,
     node_lines,
     ranks_of,
+    speed_plot,
+    speed_title,
 )
 from provision.tasks.save import Saved, save_run
 from provision.tasks.watch import Watch, watch_script
@@ -294,6 +298,30 @@ def test_a_run_without_samples_or_steps_is_shown(tmp_path):
     assert loss_plot(view, 40, 6)[0].text == "no number yet"
 
 
+def test_the_expected_band_is_behind_the_curve_and_in_words(recorded):
+    head = recorded[0]
+    slow = "the run as a whole is slow: 2 s a step, expected 0.4 to 0.5 s (given)"
+    band = {"version": 1, "basis": "given", "step_seconds": [0.4, 0.5]}
+    head.state |= {"slow": slow, "expected": band}
+    (head.folder / "state.json").write_text(json.dumps(head.state))
+    head.add("events.jsonl", *({"event": "progress", "step": step, "time": 2.0 * step} for step in range(41, 200)))
+    watched = begin(recorded)
+    refresh(watched, *recorded)
+    view = replace(watched.view(0), points=tuple(point for point in watched.view(0).points if point.step > 40))
+    assert speed_title(view) == "steps/s, ░ expected 2 to 2.5"
+    rows = [line.text for line in speed_plot(view, 60, 9)]
+    assert [row[9:].strip("\u2800")[:1] == "░" for row in rows] == [True, True, *[False] * 7]
+    assert rows[0].split()[0] == "2.5"
+    assert rows[7].split()[0] == "0.5"
+    assert slow in [line.text for line in head_lines(view, 120)]
+    tokens = replace(view, points=(replace(view.points[0], tokens=5.0),))
+    assert speed_title(tokens) == "tokens/s"
+    head.state |= {"slow": ["x"], "expected": {"version": 9}}
+    (head.folder / "state.json").write_text(json.dumps(head.state))
+    refresh(watched, head)
+    assert (watched.view(0).slow, watched.view(0).expected) == ("", None)
+
+
 def many(tmp_path, nodes=64, gpus=8):
     """A view of many nodes: the answers of one node under other names."""
     samples = [
@@ -327,6 +355,38 @@ def test_all_gpus_of_64_nodes_are_on_one_screen(tmp_path):
     assert sum(text.count(sign) for sign in "▇█") == 64 * 8
     assert "64 nodes  512 GPUs" in head_lines(view, 200)[0].text
     assert sum(line.text.count("%") for line in gpu_lines(view, 200)) == 2 * 512
+
+
+def test_clocks_throttling_and_interfaces_are_shown(recorded):
+    old = begin(recorded).view(0)
+    assert "CLOCK" not in node_lines(old, 200, 40)[0].text  # samples of an older agent
+    assert "MHz" not in gpu_lines(old, 200)[0].text
+    reasons = [["sw_power_cap"], ["hw_slowdown", "hw_thermal_slowdown"], None, "x"]
+    gpus = [{"index": at, "clock": 1980 - 700 * (at == 1), "throttle": each} for at, each in enumerate(reasons)]
+    rates = {
+        "network": {"eth0": {"in": 1 << 20, "out": None}},
+        "infiniband": {"mlx5_0/1": {"in": 0, "out": 5 << 30}},
+    }
+    recorded[0].add("metrics.jsonl", {"time": 1795396099.0, "gpus": gpus, **rates})
+    watched = begin(recorded)
+    refresh(watched, *recorded)
+    view = watched.view(1795396100.0)
+    header, first = node_lines(view, 200, 40)[:2]
+    assert "CLOCK          THROTTLE        " in header.text
+    assert "1280-1980 MHz  hw thermal (1)" in first.text
+    assert first.style == "red"
+    lines = gpu_lines(view, 40)
+    assert [line.text.split()[-2:] for line in lines[:4]] == [
+        ["1980MHz", "p"],
+        ["1280MHz", "T"],
+        ["-W", "1980MHz"],
+        ["-W", "1980MHz"],
+    ]
+    assert [line.style for line in lines[:2]] == ["", "red"]
+    text = "\n".join(line.text for line in network_lines(view, 60))
+    assert "eth0     out            - in     1.0 MB/s" in text
+    assert "mlx5_0/1 out     5.4 GB/s in        0 B/s" in text
+    assert "rates need two samples" in network_lines(replace(view, nodes=()), 60)[0].text
 
 
 class Answers:

@@ -16,7 +16,8 @@ import pytest
 from provision.cli.monitor_app import Actions, Monitor
 from provision.cli.monitor_picture import svg_of
 from provision.run.follow import Entry
-from provision.run.view import Gpu, Happening, NodeView, Point, View
+from provision.run.sampled import Gpu
+from provision.run.view import Happening, NodeView, Point, View
 from provision.summaries.monitor import event_lines, head_lines, node_lines
 from provision.summaries.monitor_help import help_lines, hint_line
 from provision.summaries.words import CHINESE, LANGUAGES, chinese, columns, cut, language_of, pad, wrapped

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from provision.run.config_text import read
 from trainer.ds_config import GPUS, ConfigError, find
-from trainer.lm.config import from_arguments
+from trainer.lm.options import from_arguments
 from trainer.plan import MODELS, Cluster, PlanError, Setup, Training, accumulation, ds_config, lines, load, parse, plan
 from trainer.plan import yaml as written_yaml
 from trainer.plan.ladder import ladder

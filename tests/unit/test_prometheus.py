@@ -29,8 +29,18 @@ SAMPLE = {
     "grad_norm": 1.5,
     "ms": 125.0,
     "tokens_per_second": 4096,
-    "gpus": [
-        {"index": 0, "use": 98, "memory": 1 << 36, "memory_total": 1 << 37, "power": 683.21, "temperature": 61},
+    "gpus": [  # the second one as an agent without clocks wrote it
+        {
+            "index": 0,
+            "use": 98,
+            "memory": 1 << 36,
+            "memory_total": 1 << 37,
+            "power": 683.21,
+            "temperature": 61,
+            "clock": 1980,
+            "clock_max": 1980,
+            "throttle": ["sw_power_cap"],
+        },
         {"index": 1, "use": 0, "memory": 0, "memory_total": 1 << 37, "power": None, "temperature": 33},
     ],
     "cpu": {"0": 1.5, "1": 0.25},
@@ -70,6 +80,10 @@ def test_units_are_seconds_bytes_and_ratios():
     assert found["clusterctl_rank_cpu_cores", "0"] == 1.5
     assert found["clusterctl_network_receive_bytes_per_second", "ib0"] == 5
     assert found["clusterctl_infiniband_transmit_bytes_per_second", "mlx5_0/1"] == 13
+    assert found["clusterctl_gpu_sm_clock_hertz", "0"] == 1.98e9
+    assert found["clusterctl_gpu_throttle_reason", "0", "sw_power_cap"] == 1
+    assert found["clusterctl_gpu_throttle_reason", "0", "hw_slowdown"] == 0
+    assert not [key for key in found if key[:2] == ("clusterctl_gpu_throttle_reason", "1")]  # an old agent's sample
     assert found["clusterctl_run_active",] == 1
     assert {key[0] for key in found} == set(NAMES)
 

@@ -25,7 +25,7 @@ from provision.errors import UsageError
 from provision.output import Reporter
 from provision.render import render
 from provision.report import NodeData, RunData, read_node, report_page
-from provision.report.curves import pack, run_curves
+from provision.report.curves import node_curves, pack, run_curves
 from provision.report.data import configuration, happenings
 from provision.tasks.diagnose import split
 from provision.tasks.report import report_folder
@@ -184,6 +184,55 @@ def test_a_clock_that_goes_back_is_reported_by_name():
 def test_a_running_run_is_marked():
     texts = " ".join(Page(report_page([RunData("r", "running")], NOW)).texts)
     assert "the run was running when this report was written" in texts
+
+
+def test_clock_throttling_and_interfaces_have_curves():
+    gpus = [{"clock": 1980, "throttle": ["sw_power_cap"]}, {"clock": 990, "throttle": ["hw_slowdown"]}]
+    rates = {"eth0": {"in": 10**6, "out": 10**6}, "eth1": {"in": 0, "out": 0}}
+    both = {"time": 1, "gpus": gpus, "network": rates, "infiniband": {"mlx5_0/1": {"in": 3 * 10**6, "out": 0}}}
+    one = {"time": 2, "gpus": [{"use": 1, "throttle": None}], "network": rates}
+    node = read_node("n", [], [json.dumps(both), json.dumps(one)], "")
+    assert node.samples[0].values == {
+        "sm_clock": 990, "throttled": 1, "network": 5, "port eth0": 2, "port eth1": 0, "port mlx5_0/1": 3,
+    }  # fmt: skip
+    assert set(node_curves(node)["columns"]) == {
+        "sm_clock",
+        "throttled",
+        "network",
+        "gpu",
+        "port eth0",
+        "port mlx5_0/1",
+    }
+    alone = node_curves(read_node("n", [], [json.dumps(one)], ""))  # its only busy interface has the curve of the sum
+    assert set(alone["columns"]) == {"network", "gpu"}
+
+
+def test_the_expected_band_is_drawn_and_in_words():
+    slow = "the run as a whole is slow: 2 s a step, expected 0.4 to 0.6 s (given)"
+    band = {"version": 1, "basis": "given", "step_seconds": [0.4, 0.6], "memory_bytes": [1 << 30, 2 << 30]}
+    events = (f'{{"event": "progress", "time": {NOW + 2 * step}, "step": {step}, "loss": 1}}' for step in range(40))
+    samples = [json.dumps({"time": NOW + second, "gpus": [{"memory": 3 << 30}]}) for second in range(40)]
+    state = json.dumps({"state": "running", "expected": band, "slow": slow, "measured": {"step_seconds": [2, 2, 2]}})
+    node = read_node("node01", events, samples, state)
+    run = RunData("r", "running", (node,), tuple(Row(step, 1.0) for step in range(40)))
+    curves = run_curves(run)
+    assert curves["bands"] == {"ms": (400.0, 600.0), "gpu_memory": (1.0, 2.0)}
+    paces = [value for value in column(curves["columns"]["ms"]) if not math.isnan(value)]
+    assert paces == [2000.0] * 39
+    text = report_page([run], NOW)
+    texts = " ".join(Page(text).texts)
+    assert slow in texts
+    assert "expected time of a step: 0.4 to 0.6 s (given); measured, median: 2 s" in " ".join(texts.split())
+    assert "400 to 600 expected" in texts
+    assert "1 to 2 expected" in texts
+    assert text.count("<rect ") == 2
+
+
+def test_a_run_that_nothing_is_expected_of_says_why():
+    record = {"expected": {"version": 1, "basis": "no estimate: node01 has no GPU"}}
+    texts = " ".join(Page(report_page([RunData("r", record=record)], NOW)).texts)
+    assert "no step time is expected:" in texts
+    assert "no estimate: node01 has no GPU" in texts
 
 
 def test_values_of_a_hostile_node_are_dropped():

@@ -11,6 +11,7 @@
     python -I agent stop plan.json [--save] [--who TEXT] [--patience SECONDS]
     python -I agent run plan.json
     python -I agent notify plan.json
+    python -I agent top [--every SECONDS] [--once] [--folder DIR]
 
 ``probe`` prints one JSON object (see ``probe.py``). It exits with 0, also when the object's ``error`` says that
 the node cannot take part.
@@ -32,6 +33,8 @@ checkpoint was ``saved``.
 
 ``notify`` runs the user's command for the event on its stdin, see ``notify.py``.
 
+``top`` prints samples of the node until its stdin ends, see ``top.py``.
+
 Events, each with ``event``, ``time`` in seconds since the epoch, and ``attempt``:
 
 ==================================================  ===================================================================
@@ -44,6 +47,8 @@ Events, each with ``event``, ``time`` in seconds since the epoch, and ``attempt`
 ``notice`` ``text level kind``                      a warning while the run continues; level "info": no problem;
                                                     kind: restart, disk_full or slowdown, which ``--notify`` reports
 ``hang`` ``kind rank text stacks``                  see ``hangs.py``
+``straggler`` ``state rank node kind by text``      the rank that the others wait for; kind: the cause; state: slow or
+                                                    over; see ``stragglers.py``
 ``peer`` ``node state text``                        another agent's message, or that it is lost, gone or back
 ``exit`` ``rc signal stopped``                      the attempt ended here; ``rc`` is null and ``signal`` "SIGKILL"
                                                     after a signal; ``error``: why it could not start; ``left``:
@@ -98,6 +103,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
         from . import usage  # noqa: PLC0415
 
         return _print(usage.usage(options.folder, options.words, path=options.path))
+    if options.command == "top":
+        from . import top  # noqa: PLC0415
+
+        return top.top(options.every, options.folder, once=options.once)
     from .contract.plan import PlanError  # noqa: PLC0415
     from .run_files import load_plan  # noqa: PLC0415
 
@@ -176,6 +185,10 @@ def _parser() -> argparse.ArgumentParser:
     usage.add_argument("--path", default="", help="its PYTHONPATH")
     usage.add_argument("folder", help="the folder of its files")
     usage.add_argument("words", nargs="+", help="the arguments of Python")
+    top = commands.add_parser("top", help="print samples of this node", formatter_class=form)
+    top.add_argument("--every", type=float, default=2.0, help="seconds between two samples")
+    top.add_argument("--once", action="store_true", help="print one sample")
+    top.add_argument("--folder", default="/", help="a folder on the disk whose free space counts")
     for name, text in (
         ("start", "start a plan as a daemon"),
         ("follow", "print the events of a run"),

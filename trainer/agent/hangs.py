@@ -72,6 +72,11 @@ class Watch:
         """How often the run began to save."""
         return self._silence.phases.saves
 
+    @property
+    def stepped(self) -> Optional[float]:
+        """When the last step was seen; None before the first."""
+        return self._silence.stepped
+
     def notices(self) -> List[str]:
         """The new notices since the last call."""
         found, self._notices = self._notices, []

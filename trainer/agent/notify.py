@@ -81,7 +81,7 @@ def notification(plan: NodePlan, record: Mapping[str, Any], *, stands_in: bool =
     return {
         "event": kind,
         "run": plan.run,
-        "node": why.get("node") or plan.node,
+        "node": why.get("node") or record.get("node") or plan.node,
         "rank": why.get("rank") if why else record.get("rank"),
         "state": record.get("state"),
         "step": record.get("step"),
@@ -97,6 +97,8 @@ def _kind(record: Mapping[str, Any]) -> Optional[str]:
         return "failure" if record["state"] == "failed" else "end"
     if event == "notice" and record.get("kind") in (RESTART, DISK_FULL, SLOWDOWN):
         return str(record["kind"])
+    if event == "straggler":
+        return SLOWDOWN if record["state"] == "slow" else None
     return "hang" if event == "hang" else None
 
 

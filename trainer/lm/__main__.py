@@ -22,12 +22,13 @@ import torch
 from trainer.lm import checkpoint, parts, ranks, sources, start
 from trainer.lm.batch import IGNORED, Layout
 from trainer.lm.checkpoint import Checkpoint, Folder, State
-from trainer.lm.config import Config, accumulation, read
+from trainer.lm.config import Config, accumulation
 from trainer.lm.engine import Engine, make_engine
 from trainer.lm.errors import FailedError, exit_with
 from trainer.lm.feed import Feed
 from trainer.lm.log import Figures, Log, Watch
 from trainer.lm.model import evaluating, fastest_attention
+from trainer.lm.options import read
 from trainer.lm.profile import Profile
 from trainer.lm.ranks import Ranks
 from trainer.lm.saving import Copies, Pending, make_copies
@@ -36,7 +37,7 @@ from trainer.lm.start import Start
 
 
 def main(argv: Optional[List[str]] = None, program: str = "trainer.lm") -> None:  # noqa: C901, PLR0912, PLR0915 - it reads from top to bottom
-    """Run the program. ``program``: its name, one of ``config.WHAT``."""
+    """Run the program. ``program``: its name, one of ``options.WHAT``."""
     # Options
     options = read(argv, program)
     source = start.find(options)

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from trainer.lm.checkpoint import FROZEN, Piece, Reader
-from trainer.lm.config import Config, option, trained_parts
+from trainer.lm.config import Config, trained_parts
 from trainer.lm.errors import RefusedError
+from trainer.lm.options import option
 from trainer.lm.ranks import Ranks
 
 

@@ -14,13 +14,14 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 
 import torch
 
-from trainer.lm import checkpoint, config, engine, families, finetune, fp8, lora, parts, sources, tokens, weights
+from trainer.lm import checkpoint, engine, families, finetune, fp8, lora, parts, sources, tokens, weights
 from trainer.lm.batch import Layout
 from trainer.lm.checkpoint import Checkpoint
-from trainer.lm.config import OWN, SIZES, Config, UserOptions, option
+from trainer.lm.config import OWN, SIZES, Config
 from trainer.lm.data import DataSet
 from trainer.lm.errors import RefusedError
 from trainer.lm.model import Decoder, fill, first_weights
+from trainer.lm.options import UserOptions, merge, option
 from trainer.lm.ranks import Ranks
 from trainer.lm.shape import Shape
 from trainer.lm.sources import Data
@@ -136,7 +137,7 @@ def complete(options: UserOptions, source: Source) -> Config:
         elif before is None:
             stored["model"] = "custom"  # the folder of config.json need not exist any more
     stored.update({name: getattr(shape, name) for name in SIZES})
-    merged = config.complete(options, stored, source.name)
+    merged = merge(options, stored, source.name)
     if source.resumed:
         _check_same(merged, source.resumed.state.config, source.name)
     _check_block(merged, shape, source.name)
@@ -150,8 +151,8 @@ def _of_new_model(options: UserOptions) -> Config:
     model = str(options.values.get("model", Config.model))
     shape = families.named(model)
     if shape is None or shape.is_gpt2:
-        return config.complete(options)
-    merged = config.complete(options, {"block_size": min(shape.block_size, Config.block_size)}, model)
+        return merge(options)
+    merged = merge(options, {"block_size": min(shape.block_size, Config.block_size)}, model)
     _check_block(merged, shape, model)
     return merged
 

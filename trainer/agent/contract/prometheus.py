@@ -1,13 +1,15 @@
 """The samples of runs as Prometheus text, format 0.0.4: what ``metrics --prometheus`` and the agents' textfile contain.
 
 Every metric is a gauge in the base units that Prometheus asks for: seconds, bytes, ratios. Each has the labels ``run``
-and ``node``; ``gpu``, ``rank``, ``interface`` or ``port`` distinguish several values of a node.
+and ``node``; ``gpu``, ``reason``, ``rank``, ``interface`` or ``port`` distinguish several values of a node.
 """
 
 from __future__ import annotations
 
 import math
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
+
+from .throttle import REASONS
 
 PREFIX = "clusterctl_"
 MOST = 4096  # values of one metric of one node
@@ -17,7 +19,7 @@ Labels = Tuple[Tuple[str, str], ...]
 
 
 class Source(NamedTuple):
-    """A run on one node: whether its agent is running, and its newest sample (``trainer/agent/metrics.py``)."""
+    """A run on one node: whether its agent is running, and its newest sample (``trainer/agent/sampling.py``)."""
 
     run: str
     node: str
@@ -58,7 +60,10 @@ GPU = (
     Gauge("gpu_memory_size_bytes", "Memory of the GPU.", "memory_total"),
     Gauge("gpu_power_watts", "Power that the GPU draws.", "power"),
     Gauge("gpu_temperature_celsius", "Temperature of the GPU.", "temperature"),
+    Gauge("gpu_sm_clock_hertz", "Clock of the GPU's multiprocessors.", "clock", 1e6),
+    Gauge("gpu_sm_clock_max_hertz", "Highest clock of the GPU's multiprocessors.", "clock_max", 1e6),
 )
+THROTTLE = Gauge("gpu_throttle_reason", "1 while the reason lowers the clock of the GPU, else 0.", "throttle")
 CORES = Gauge("rank_cpu_cores", "Processor time of a rank with its workers; 1.5 is one and a half cores.", "cpu")
 TRAFFIC = tuple(
     (Gauge("%s_%s_bytes_per_second" % (kind, name), "Bytes per second %s the %s." % (words, what), way), kind, label)
@@ -66,7 +71,7 @@ TRAFFIC = tuple(
     for name, words, way in (("receive", "into", "in"), ("transmit", "out of", "out"))
 )
 ACTIVE = Gauge("run_active", "1 while the run's agent is running on the node, 0 after the run's end.", "")
-NAMES = tuple(PREFIX + gauge.name for gauge in (ACTIVE, *PLAIN, *GPU, CORES, *(each[0] for each in TRAFFIC)))
+NAMES = tuple(PREFIX + gauge.name for gauge in (ACTIVE, *PLAIN, *GPU, THROTTLE, CORES, *(each[0] for each in TRAFFIC)))
 
 
 def exposition(sources: Sequence[Source]) -> str:
@@ -89,7 +94,11 @@ def _values(source: Source) -> Iterator[Tuple[Gauge, Labels, float]]:
     yield from _read(PLAIN, (), sample)
     for gpu in _bounded(sample.get("gpus") or ()):
         if isinstance(gpu, Mapping) and _valid(gpu.get("index")):
-            yield from _read(GPU, (("gpu", str(gpu["index"])),), gpu)
+            index = ("gpu", str(gpu["index"]))
+            yield from _read(GPU, (index,), gpu)
+            throttle = gpu.get(THROTTLE.field)
+            if isinstance(throttle, list):
+                yield from ((THROTTLE, (index, ("reason", name)), int(name in throttle)) for name in REASONS)
     for rank, cores in _bounded(_items(sample.get("cpu"))):
         if _valid(cores):
             yield CORES, (("rank", str(rank)),), cores

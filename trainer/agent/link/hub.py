@@ -42,6 +42,7 @@ from .protocol import (
 
 BURST = 32 << 20  # bytes at once; the largest message has 16 MiB
 RATE = 4 << 20  # bytes per second in the long run
+UNRELAYED = ("round",)  # kinds, besides those of meetings and copies
 LEAST = 16 << 10  # minimal bytes that a message counts for: every one is relayed to all others
 
 
@@ -200,7 +201,7 @@ class Hub(End):
             self._log("%s sends too much: dropped a message of the kind %.40r\n" % (peer.node, kind))
             return
         self._deliver(message)
-        if not kind.startswith("_"):  # these are for rank 0 only
+        if not kind.startswith("_") and kind not in UNRELAYED:  # these are for rank 0 only
             self._relay(peer, body)
 
     def _news(self, peer: Peer, message: Dict[str, Any]) -> None:

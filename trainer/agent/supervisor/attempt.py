@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List,
 from ..contract.plan import PORT, Plan
 from ..hangs import Hangs, Watch
 from ..metrics import Metrics
+from ..pace import Pace
 from ..processes import NODE, RUN, describe_status, die_with_parent, reap, send, signal_of, stat_of
+from ..rounds import Stragglers
 from ..run_files import Events, NodePlan, State
 from ..silence import SAVING
 from ..textfile import Textfile
@@ -112,7 +114,9 @@ class Attempt:
         self._tracker = ProcessTracker(plan.run, plan.node, self._group, control.guard_pid)
         self._watch = Watch(plan.data)
         self._hangs = Hangs(plan, self._watch, self._tracker, control, events)
+        self._stragglers = Stragglers(plan, self._tracker, control, events, state)
         self._metrics = Metrics(plan, control, events, textfile)
+        self._pace = Pace(plan, events, state)
         self._command: Optional[Command] = None
         self._stopped = False  # a stop came before the command exited
         self._saving: Optional[Saving] = None
@@ -128,6 +132,7 @@ class Attempt:
         with contextlib.ExitStack() as stack:
             stack.callback(self._tracker.close)
             stack.callback(self._metrics.close)
+            stack.callback(self._stragglers.close)
             try:
                 take = (self._line, self._progress, self._reading, self._bytes)
                 self._output = Output(self._plan, self._events, *take, start=self._decision.get("step") or 0)
@@ -204,7 +209,11 @@ class Attempt:
                 self._tracker.watch(selector)
             self._hangs.look(now)
             self._control.look(now)
-            self._metrics.look(self._tracker.known, now)
+            sample = self._metrics.look(self._tracker.known, now)
+            self._stragglers.gpus(sample.get("gpus"))
+            self._stragglers.look(self._watch.phase, self._watch.stepped, now)
+            self._pace.look(self._watch.phase, now)
+            self._pace.sample(sample)
         self._phase()
         self._state.refresh(now)
 
@@ -245,6 +254,7 @@ class Attempt:
         self._step = fields.get("step", self._step)
         self._state.note(**{key: fields[key] for key in ("step", "total", "loss") if key in fields})
         self._metrics.progress(fields)
+        self._pace.progress(fields, now)
 
     def _over(self, command: Command, now: float) -> bool:
         """Take the next step of ending the attempt, if it must end. True when no process is left."""
@@ -263,6 +273,7 @@ class Attempt:
                     return False
         if self._ending is None:
             self._metrics.close()
+            self._stragglers.close()
             self._ending = Ending(self._tracker, self._plan.grace)
             self._state.set(state="ending")
         if control.failure is not None or (control.stop is not None and not control.stop.save):

@@ -44,6 +44,7 @@ class Control:
         self.stacks_wanted = False
         self.stacks: Dict[int, str] = {}  # of other nodes' ranks
         self.answers: Dict[str, bool] = {}  # nodes that have sent their stacks
+        self.rounds: Dict[str, Dict[str, Any]] = {}  # other nodes' newest signals, see ``rounds.py``
         self.last_progress = time.monotonic()  # when the run was last seen to make progress
         self.last_traffic = 0.0  # when its traffic was last seen, for runs without a log of steps
         self.link: Any = None
@@ -180,7 +181,7 @@ class Control:
             self._handle(kind, node, message)
 
     def _handle(self, kind: Any, node: str, message: Dict[str, Any]) -> None:
-        """Handle a message about the state of another agent, or about stacks."""
+        """Handle a message about the state of another agent, or about signals and stacks."""
         if kind == "gone":
             self._peer(node, kind, "its agent exited")
             self.fail(None, "its agent died without reporting", node)
@@ -194,6 +195,8 @@ class Control:
             self._waits.pop(node, None)
         elif kind == "ended":
             self._peer(node, kind, _text(message.get("text") or ""))
+        elif kind == "round":
+            self.rounds[node] = message
         elif kind == "stacks?":
             self.stacks_wanted = True
         elif kind == "stacks":

@@ -1,0 +1,268 @@
+"""The rank that the others wait for: named with its cause, and no healthy rank ever."""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
+
+from agents import plan_of
+
+from trainer.agent.rounds import Pace, from_object, join, round_seconds, to_object
+from trainer.agent.signals import foreign_shares, gpu_of, queues
+from trainer.agent.stragglers import CONSISTENT, Gpu, Rank, Round, Track, advance, sentence
+
+RECORDED = Path(__file__).parent / "recorded_stragglers"
+
+
+def news_of(rounds):
+    """What is reported, each with the number of the round."""
+    track, found = Track(), []
+    for number, one in enumerate(rounds):
+        track, news = advance(track, one)
+        found += [(number, verdict, slow) for verdict, slow in news]
+    return found
+
+
+def ranks(*each, per_node=1, **links):
+    """A round of ranks, each with changes of a usual one."""
+    found = {
+        number: Rank(f"node{number // per_node + 1:02}", run=0.5)._replace(**one) for number, one in enumerate(each)
+    }
+    return Round(found, links.get("queues", {}))
+
+
+HEALTHY = [ranks({}, {}, {}, {})] * 10
+FAST_GPU = Gpu(use=1.0, power=690.0, clock=1750.0, memory=50e9)
+
+
+@pytest.mark.parametrize(
+    ("slow", "cause", "says"),
+    [
+        ({"delay": 0.12, "stall": 0.12}, "cpu", "waits for a processor 12 % of the time"),
+        ({"delay": 0.12, "stall": 0.12, "quota": 0.6}, "cpu", "uses up its CPU quota"),
+        ({"data": 0.12}, "data", "waits for its data loader 12 % of the time"),
+        ({"disk": 0.12}, "disk", "waits for a disk 12 % of the time"),
+    ],
+)
+def test_slow_rank_is_named_with_its_cause_even_if_it_was_slow_from_the_start(slow, cause, says):
+    ((number, verdict, named),) = news_of([ranks({}, {}, slow, {})] * 8)
+    assert (verdict.rank, verdict.node, verdict.cause, named) == (2, "node03", cause, True)
+    assert number == CONSISTENT  # the first round does not count
+    assert verdict.by == pytest.approx(0.12)
+    assert says in sentence(verdict)
+    assert "the others wait for rank 2 on node03 12 % of the time" in sentence(verdict)
+
+
+def test_slower_computation_is_named_only_if_it_has_changed():
+    unequal = ranks({"run": 0.8}, {}, {}, {})  # a pipeline's first stage, rank 0 with the logs
+    assert news_of([unequal] * 100) == []
+    slower = ranks({"run": 0.8}, {"run": 0.6}, {}, {})
+    ((_, verdict, _),) = news_of([unequal] * 10 + [slower] * 6)
+    assert (verdict.rank, verdict.cause) == (1, "compute")
+
+
+def test_four_rounds_are_not_enough_and_five_need_not_be_adjacent_to_the_start():
+    slow = ranks({}, {"data": 0.2}, {}, {})
+    assert news_of([*HEALTHY, *[slow] * 4, *HEALTHY] * 5) == []
+    assert len(news_of([*HEALTHY, *[slow] * 5])) == 1
+
+
+def test_it_is_reported_once_and_when_it_is_over():
+    slow = ranks({}, {"data": 0.2}, {}, {})
+    found = news_of([*HEALTHY, *[slow] * 20, *HEALTHY, *[slow] * 9])
+    assert [(verdict.rank, named) for _, verdict, named in found] == [(1, True), (1, False), (1, True)]
+    assert found[1][0] - (len(HEALTHY) + 20) == CONSISTENT - 1
+
+
+def test_another_rank_or_cause_replaces_the_named_one():
+    one, two = ranks({}, {"data": 0.2}, {}, {}), ranks({}, {}, {}, {"disk": 0.2})
+    found = news_of([*HEALTHY, *[one] * 9, *[two] * 9])
+    assert [(verdict.rank, verdict.cause, named) for _, verdict, named in found] == [
+        (1, "data", True), (1, "data", False), (3, "disk", True),
+    ]  # fmt: skip
+
+
+def test_slow_link_is_named_by_the_queue_of_the_sender():
+    full = ranks({}, {}, {}, queues={("node02", "node03"): 0.9, ("node01", "node02"): 0.1})
+    ((_, verdict, _),) = news_of([full] * 7)
+    assert (verdict.rank, verdict.cause, verdict.to) == (1, "link", "node03")
+    assert "data from node02 to node03 waits 90 % of the time" in sentence(verdict)
+
+
+def test_queues_to_a_rank_that_is_late_do_not_blame_the_sender():
+    late = ranks({}, {"data": 0.3}, {}, queues={("node01", "node02"): 0.9})
+    assert [verdict.cause for _, verdict, _ in news_of([late] * 9)] == ["data"]
+
+
+def gpus(*each):
+    return ranks(*({"gpu": FAST_GPU._replace(**one)} for one in each))
+
+
+def test_throttled_clock_is_named():
+    hot = gpus({}, {}, {"clock": 1500.0, "slowed": 1.0}, {})
+    ((_, verdict, _),) = news_of([hot] * 7)
+    assert (verdict.rank, verdict.cause) == (2, "clock")
+    assert "its GPU runs at 1500 MHz" in sentence(verdict)
+
+
+def test_cards_of_unequal_clocks_are_healthy_until_one_changes():
+    unequal = gpus({}, {}, {"clock": 1600.0}, {})  # at the power limit every card has its own clock
+    assert news_of([unequal] * 50) == []
+    ((_, verdict, _),) = news_of([unequal] * 10 + [gpus({}, {}, {"clock": 1400.0}, {})] * 6)
+    assert (verdict.rank, verdict.cause) == (2, "clock")
+
+
+def test_gpu_without_work_is_named_while_the_others_spin():
+    slow = ranks({"gpu": FAST_GPU}, {"gpu": FAST_GPU._replace(use=0.8), "run": 0.35, "data": 0.15}, {"gpu": FAST_GPU})
+    ((_, verdict, _),) = news_of([slow] * 7)
+    assert (verdict.rank, verdict.measure, verdict.cause) == (1, "idle", "data")
+
+
+def test_power_of_the_others_falls():
+    spinning = gpus({"power": 560.0}, {"power": 680.0}, {"power": 560.0})
+    ((_, verdict, _),) = news_of([gpus({}, {}, {})] * 9 + [spinning] * 6)
+    assert (verdict.rank, verdict.cause) == (1, "compute")
+    more = gpus({}, {"power": 760.0}, {})  # the card itself draws more, and no other waits
+    assert news_of([gpus({}, {}, {})] * 9 + [more] * 20) == []
+
+
+def test_all_of_a_slow_node_does_not_hide_its_ranks():
+    each = [{"delay": 0.2, "stall": 0.2} if number // 8 == 1 else {} for number in range(32)]
+    found = news_of([ranks(*each, per_node=8)] * 9)
+    assert [verdict.node for _, verdict, _ in found] == ["node02"]
+
+
+# --- recorded ---------------------------------------------------------------------------------------
+
+
+def recorded(name):
+    return [json.loads(line) for line in (RECORDED / name).read_text().splitlines()]
+
+
+def test_second_process_on_a_gpu_as_nvidia_smi_shows_it():
+    text = (RECORDED / "pmon.txt").read_text()
+    lines = [line.split(None, 1)[1] for line in text.splitlines() if not line.startswith("#")]  # it has times
+    quiet = [line for line in lines if "1363" not in line and "1412" not in line]
+    assert foreign_shares(quiet, {1280, 1281}) == {}
+    heavy = [line for line in lines if "1363" not in line]
+    assert foreign_shares(heavy, {1280, 1281}) == {1: pytest.approx(0.1, abs=0.01)}  # half of 25 s of 113
+    assert foreign_shares(heavy, {7, 8}) == {}  # a container's pids
+
+
+# --- the parts ---------------------------------------------------------------------------------------
+
+TCP = """\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1
+   1: 0100000A:8000 0200000A:9000 01 00100000:00000000 01:00000014 00000000     0        0 2 1
+   2: 0100000A:8001 0200000A:9000 01 00000010:00000000 01:00000014 00000000     0        0 2 1
+   3: 0100007F:8001 0100007F:9000 01 00100000:00000000 01:00000014 00000000     0        0 2 1
+"""
+
+
+def test_queues_of_sockets():
+    assert queues(TCP) == ({"0100000A"}, {"0200000A": 0x100010})
+    mapped = TCP.replace("0100000A:", "0000000000000000FFFF00000100000A:")
+    assert queues(mapped)[0] == {"0100000A"}
+    assert queues("") == queues("garbage\nmore 1 2\n") == (set(), {})
+
+
+@pytest.mark.parametrize(
+    ("local", "visible", "index"),
+    [("1", None, 1), ("1", "4,5", 5), ("3", "6", 6), ("0", "GPU-bfec", None), (None, None, None), ("x", None, None)],
+)
+def test_gpu_of_a_rank(local, visible, index):
+    assert gpu_of(local, visible) == index
+
+
+def test_join_drops_what_no_agent_sends():
+    good = {"ranks": {"0": {"run": 0.5, "gpu": {"power": 300}}}, "addresses": ["A"], "queues": {"B": 0.5, "C": 1.0}}
+    bad = {"ranks": {"1": {"run": 1e9, "delay": "x", "gpu": {"power": float("nan")}}, "-1": {}, "x": {}, "2": 7}}
+    found = join({"one": good, "two": {**bad, "addresses": ["B", 7], "queues": [1]}, "three": {"ranks": 5}})
+    assert found.ranks == {0: Rank("one", run=0.5, gpu=Gpu(power=300.0)), 1: Rank("two", gpu=Gpu())}
+    assert found.queues == {("one", "two"): 0.5}
+    assert from_object(json.loads(json.dumps(to_object(found)))) == found
+
+
+def test_rounds_without_steps_do_not_count():
+    pace = Pace()
+    assert not pace.steady(0, 20)
+    for second in range(0, 100, 10):
+        pace.step(second)
+    assert pace.steady(115, 20)
+    assert not pace.steady(121, 20)  # rank 0 saves a checkpoint that nothing announces
+
+
+def test_seconds_of_a_round():
+    assert round_seconds(plan_of()) == 0  # one rank
+    assert round_seconds(plan_of(processes=2)) == 20
+    assert round_seconds(plan_of(processes=2, env={"CLUSTERCTL_STRAGGLER_ROUND": "2"})) == 2
+    assert round_seconds(plan_of(processes=2, env={"CLUSTERCTL_STRAGGLER_ROUND": "0"})) == 0
+    assert round_seconds(plan_of(processes=2, env={"CLUSTERCTL_STRAGGLER_ROUND": "x"})) == 20
+    assert round_seconds(plan_of(processes=2, env={"CLUSTERCTL_STRAGGLER_ROUND": "nan"})) == 0
+
+
+# --- no false alarms -----------------------------------------------------------------------------------
+
+
+def seconds():
+    """A training on two H100, second by second: healthy, with a light and then a heavy second process on GPU 1.
+
+    The card's figures are those of nvidia-smi, the shares those of /proc/PID/schedstat.
+    """
+    return recorded("two_h100.jsonl")
+
+
+def round_of(samples):
+    """A round from samples of single seconds."""
+    found = {}
+    for rank in range(len(samples[0]["ranks"])):
+        each = [sample["ranks"][rank] for sample in samples]
+        mean = {name: sum(one[name] for one in each) / len(each) for name in each[0]}
+        gpu = Gpu(mean["use"], mean["power"], mean["clock"], mean["memory"], foreign=mean["foreign"])
+        found[rank] = Rank("gpunode", run=mean["run"], delay=mean["delay"], gpu=gpu)
+    return Round(found)
+
+
+def test_second_process_on_one_of_two_h100_is_named():
+    """The recording has 95 s, so these rounds are short: 4 s."""
+    series = seconds()
+    rounds = [round_of(series[at : at + 4]) for at in range(0, len(series) - 3, 4)]
+    heavy = next(number for number, sample in enumerate(series) if sample["what"] == "heavy") // 4
+    found = news_of(rounds)
+    assert [(verdict.rank, verdict.cause, named) for _, verdict, named in found] == [(1, "shared GPU", True)]
+    assert found[0][0] >= heavy
+
+
+def test_power_alone_shows_the_waiting_h100():
+    blind = [
+        one._replace(
+            ranks={rank: each._replace(gpu=each.gpu._replace(foreign=0.0)) for rank, each in one.ranks.items()}
+        )
+        for one in (round_of(seconds()[at : at + 4]) for at in range(0, len(seconds()) - 3, 4))
+    ]
+    assert {(verdict.rank, named) for _, verdict, named in news_of(blind)} == {(1, True)}
+
+
+def test_ten_healthy_hours_name_no_rank():
+    """1,800 rounds of 20 s, drawn from the healthy seconds of the recording.
+
+    Simulated: four ranks, a pipeline whose second half has more work, rank 0 that logs in every round and saves a
+    checkpoint in every thirtieth.
+    """
+    chance = random.Random(7)
+    healthy = [sample["ranks"] for sample in seconds() if sample["what"] == "healthy"]
+    rounds = []
+    for number in range(1800):
+        each = []
+        for rank in range(4):
+            some = [{"ranks": [chance.choice(healthy)[rank % 2]]} for _ in range(2)]
+            one = round_of(some).ranks[0]
+            extra = 0.1 * (rank // 2) + (0.05 if rank == 0 else 0) + (0.4 if rank == 0 and number % 30 == 0 else 0)
+            each.append({"run": one.run + extra, "delay": one.delay, "gpu": one.gpu})
+        rounds.append(ranks(*each))
+    assert news_of(rounds) == []

@@ -1,0 +1,436 @@
+"""Names the rank that the others wait for, from rounds of signals of all ranks. Pure functions over frozen data.
+
+All ranks finish a step together, so their step times are equal whoever is slow. What differs is how they spend the
+step: the slow rank works, and the others wait for it. Five measures show this, each with its *lead*: how far a rank is
+ahead of the median of the others.
+
+=========  ============================================================================================
+``clock``  the clock of its GPU is lower
+``busy``   its main thread works, waits for a processor, for data or for a disk, while those of others
+           wait for another rank
+``idle``   its GPU has nothing to do, while NCCL's kernels keep those of the others busy
+``share``  another process uses its GPU
+``power``  its GPU draws its usual power and those of the others less: a waiting NCCL kernel draws little
+``queue``  data that its node has sent waits in the sockets to another node
+=========  ============================================================================================
+
+A rank is named when its lead is above ``EACH`` in all of the last ``CONSISTENT`` rounds, and above ``MEAN`` on average.
+
+Work may be unequal by nature: a pipeline's stages, rank 0 which logs and saves. So a lead alone does not name a rank.
+It also needs a cause that no healthy rank has (its clock is throttled, it waits for a processor, a disk or data), or
+its lead must have grown since the first rounds of the training.
+
+``advance`` adds a round, and returns what has changed. Rounds without training (a checkpoint, an evaluation) are not
+added: see ``rounds.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+CONSISTENT = 5  # rounds
+WARM = 1  # first rounds that do not count: kernels are tuned and compiled
+BASE = 10  # rounds after these that show the ranks' usual work
+LEAST = 5  # of them that are needed
+NOISE = 5.0  # standard errors that are no change: of the hundreds of judgements of a day, one in a million exceeds it
+
+EACH = 0.03  # lead in each of the rounds
+MEAN = 0.06  # and on average: of a rank that is 10 % slower, the others wait 9 % of the time
+OWN_CAUSE = 0.5  # part of the lead that a cause explains
+CLOCK_ALONE = (
+    0.1  # a change without such a reason: at the power limit, healthy clocks differ by 5 % from second to second
+)
+SLOWED = 0.5  # part of the samples in which a clock is throttled
+WORKING = 0.9  # use of a GPU that works or waits in NCCL
+POWER_EACH, POWER_MEAN = 0.015, 0.03  # a waiting GPU draws a third of the power of a working one
+QUEUE_ALONE = 0.3  # lead of a full queue that needs no change: an even ring fills all queues alike
+SHARED = 256 << 20  # bytes of GPU memory that only another process explains: a CUDA context has more
+QUOTA = 0.2  # part of the periods in which a cgroup was throttled
+
+CLOCK, CPU, LINK, DISK, DATA, SHARE, COMPUTE = "clock", "cpu", "link", "disk", "data", "shared GPU", "compute"
+
+
+class Gpu(NamedTuple):
+    """A rank's GPU in a round.
+
+    Mean use (0 to 1), watts, MHz and bytes; the part of the samples in which its clock was throttled; the part of the
+    time in which processes of others used it.
+    """
+
+    use: Optional[float] = None
+    power: Optional[float] = None
+    clock: Optional[float] = None
+    memory: Optional[float] = None
+    slowed: float = 0.0
+    foreign: float = 0.0
+
+
+class Rank(NamedTuple):
+    """A rank in a round. Each number without a unit is a part of the round, from 0 to 1.
+
+    Attributes:
+        node: its node.
+        run: its main thread runs.
+        delay: its main thread is ready, and waits for a processor.
+        data: its main thread waits for a process or a timer: for the workers of a DataLoader.
+        disk: the same, or one of the workers it waits for, for a disk.
+        stall: the longest wait for a processor among its threads and workers.
+        quota: periods in which its cgroup used up its quota.
+        gpu: its GPU; None without one.
+    """
+
+    node: str
+    run: float = 0.0
+    delay: float = 0.0
+    data: float = 0.0
+    disk: float = 0.0
+    stall: float = 0.0
+    quota: float = 0.0
+    gpu: Optional[Gpu] = None
+
+    @property
+    def busy(self) -> float:
+        """The part of the round in which it does not wait for other ranks."""
+        return self.run + self.delay + self.data + self.disk
+
+
+class Round(NamedTuple):
+    """The signals of all ranks in one round; ``queues`` are by the names of the sending and the receiving node."""
+
+    ranks: Dict[int, Rank]
+    queues: Dict[Tuple[str, str], float] = {}  # noqa: RUF012 - never changed
+
+
+class Verdict(NamedTuple):
+    """The slow rank.
+
+    Attributes:
+        rank: the rank; of a node with a slow link, its first.
+        node: its node.
+        measure: the measure that shows it.
+        cause: one of the words below.
+        by: the part of the time in which others wait for it.
+        detail: what was seen.
+        to: the other end of a slow link.
+        changed: whether only its change since the first rounds shows it.
+    """
+
+    rank: int
+    node: str
+    measure: str
+    cause: str
+    by: float
+    detail: str
+    to: str = ""
+    changed: bool = False
+
+
+class Track(NamedTuple):
+    """What is known: the first rounds of training, the last ones, how many there were, and the named rank."""
+
+    first: Tuple[Round, ...] = ()
+    last: Tuple[Round, ...] = ()
+    rounds: int = 0
+    named: Optional[Verdict] = None
+
+
+def advance(track: Track, new: Round) -> Tuple[Track, List[Tuple[Verdict, bool]]]:
+    """Add a round. Returns the verdicts that are new (true) or over (false)."""
+    first = track.first
+    # A round is part of the usual work only when it cannot be one of the rounds that are judged.
+    if track.rounds >= WARM + CONSISTENT and len(first) < BASE:
+        first += track.last[:1]
+    last = (*track.last, new)[-CONSISTENT:] if track.rounds >= WARM else ()
+    track = Track(first, last, track.rounds + 1, track.named)
+    if len(last) < CONSISTENT:
+        return track, []
+    named, found = track.named, judge(first, last)
+    if named is not None and found is not None and (named.rank, named.cause) == (found.rank, found.cause):
+        return track, []
+    news = []
+    if named is not None and (found is not None or _over(named, first, last)):
+        news.append((named, False))
+        named = None
+    if named is None and found is not None:
+        news.append((found, True))
+        named = found
+    return track._replace(named=named), news
+
+
+def judge(first: Sequence[Round], last: Sequence[Round]) -> Optional[Verdict]:
+    """The slow rank in ``last``, the rounds to judge; ``first`` are the rounds with the usual work."""
+    suspected = False
+    for measure in _ORDER:
+        leads, grown = _leads(measure, last), _grown(measure, first, last)
+        late = (grown or leads).values() if measure in (_BUSY, _IDLE) else ()
+        suspected = suspected or any(min(each) >= measure.each for each in late)
+        for rank in sorted(leads, key=lambda rank: -_mean(leads[rank])):
+            found = _verdict(measure, first, last, rank, leads[rank], grown.get(rank))
+            if found is not None:
+                return found
+    # A rank that is late also reads late what others sent to it: their queues are no evidence against a link.
+    return None if suspected else _link_verdict(first, last)
+
+
+class _Measure(NamedTuple):
+    name: str
+    values: Callable[[Round], Dict[Any, float]]
+    each: float
+    mean: float
+    relative: bool = False
+
+
+def _clocks(one: Round) -> Dict[int, float]:
+    return {
+        rank: -each.gpu.clock
+        for rank, each in one.ranks.items()
+        if each.gpu is not None and each.gpu.clock and each.gpu.use is not None and each.gpu.use >= 0.5
+    }
+
+
+def _idle(one: Round) -> Dict[int, float]:
+    used = {rank: each.gpu.use for rank, each in one.ranks.items() if each.gpu is not None and each.gpu.use is not None}
+    # Without NCCL's kernels the GPUs of waiting ranks are idle too.
+    return {rank: 1 - use for rank, use in used.items()} if used and max(used.values()) >= WORKING else {}
+
+
+def _power(one: Round) -> Dict[int, float]:
+    found = {rank: each.gpu for rank, each in one.ranks.items() if each.gpu is not None}
+    if any(gpu.use is None or gpu.use < WORKING for gpu in found.values()):
+        return {}
+    return {rank: gpu.power for rank, gpu in found.items() if gpu.power}
+
+
+def _queues(one: Round) -> Dict[str, float]:
+    """The fullest queue of each node."""
+    found = {each.node: 0.0 for each in one.ranks.values()}
+    for (node, _), share in one.queues.items():
+        if node in found:
+            found[node] = max(found[node], share)
+    return found
+
+
+_CLOCK = _Measure("clock", _clocks, EACH, MEAN, relative=True)
+_SHARE = _Measure(
+    "share",
+    lambda one: {rank: each.gpu.foreign for rank, each in one.ranks.items() if each.gpu is not None},
+    EACH,
+    MEAN,
+)
+_BUSY = _Measure("busy", lambda one: {rank: each.busy for rank, each in one.ranks.items()}, EACH, MEAN)
+_IDLE = _Measure("idle", _idle, EACH, MEAN)
+_POWER = _Measure("power", _power, POWER_EACH, POWER_MEAN, relative=True)
+_QUEUE = _Measure("queue", _queues, EACH, MEAN)
+_ORDER = (_SHARE, _CLOCK, _BUSY, _IDLE, _POWER)
+_MEASURES = {each.name: each for each in (*_ORDER, _QUEUE)}
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle of some values."""
+    ordered = sorted(values)
+    return (ordered[len(ordered) // 2] + ordered[-1 - len(ordered) // 2]) / 2
+
+
+def ahead(values: Dict[Any, float], *, relative: bool = False) -> Dict[Any, float]:
+    """How far each value is ahead of the median of the others; empty for fewer than two."""
+    ordered = sorted(values.values())
+    count = len(ordered) - 1
+    found = {}
+    for key, value in values.items() if count > 0 else ():
+        place = ordered.index(value) if count < 16 else None
+        others = ordered if place is None else ordered[:place] + ordered[place + 1 :]
+        middle = (others[len(others) // 2] + others[-1 - len(others) // 2]) / 2
+        found[key] = (value - middle) / abs(middle) if relative and middle else value - middle
+    return found
+
+
+def _leads(measure: _Measure, rounds: Sequence[Round]) -> Dict[Any, List[float]]:
+    """The leads of the ranks that every round has."""
+    return _together([ahead(measure.values(one), relative=measure.relative) for one in rounds])
+
+
+def _grown(measure: _Measure, first: Sequence[Round], last: Sequence[Round]) -> Dict[Any, List[float]]:
+    """By how much more the values of the ranks grew than those of the others; empty if too few rounds came before.
+
+    Each rank is compared with itself first. The leads would not do: between the two halves of a pipeline, the median of
+    the others jumps.
+    """
+    before = _together([measure.values(one) for one in first])
+    if len(first) < LEAST:
+        return {}
+    usual = {rank: median(each) for rank, each in before.items()}
+    found = []
+    for one in last:
+        values = {rank: value for rank, value in measure.values(one).items() if rank in usual}
+        if measure.relative:
+            changes = {rank: (value - usual[rank]) / abs(usual[rank]) for rank, value in values.items() if usual[rank]}
+        else:
+            changes = {rank: value - usual[rank] for rank, value in values.items()}
+        found.append(ahead(changes))
+    return _together(found)
+
+
+def _together(each: Sequence[Dict[Any, float]]) -> Dict[Any, List[float]]:
+    """The values of the ranks that are in all rounds."""
+    common = set(each[0]).intersection(*each[1:]) if each else set()
+    return {rank: [values[rank] for values in each] for rank in sorted(common)}
+
+
+def _consistent(measure: _Measure, leads: Optional[Sequence[float]]) -> bool:
+    return leads is not None and min(leads) >= measure.each and _mean(leads) >= measure.mean
+
+
+def _changed(measure: _Measure, first: Sequence[Round], key: Any, grown: Optional[Sequence[float]]) -> bool:
+    """Whether a change is consistent, and larger than the usual noise."""
+    return _consistent(measure, grown) and _mean(grown or ()) >= NOISE * _noise(measure, first, key)
+
+
+def _noise(measure: _Measure, first: Sequence[Round], rank: Any) -> float:
+    """The standard error of a mean of ``CONSISTENT`` changes, from the rounds with the usual work."""
+    usual = _grown(measure, first, first).get(rank, ())
+    middle = _mean(usual)
+    spread = sum((each - middle) ** 2 for each in usual) / max(1, len(usual) - 1)
+    return math.sqrt(spread / CONSISTENT)
+
+
+def _verdict(
+    measure: _Measure,
+    first: Sequence[Round],
+    last: Sequence[Round],
+    rank: int,
+    leads: Sequence[float],
+    grown: Optional[Sequence[float]],
+) -> Optional[Verdict]:
+    leads_now, changed = _consistent(measure, leads), _changed(measure, first, rank, grown)
+    if not leads_now and not changed:
+        return None
+    found = Verdict(rank, last[-1].ranks[rank].node, measure.name, "", _mean(leads), "")
+    now = found._replace(by=_mean(grown or ()), changed=True)
+    if measure is _SHARE:
+        return found._replace(cause=SHARE, detail="another process uses its GPU") if leads_now else None
+    if measure is _POWER:
+        if not changed or not _others_fell(first, last, rank):
+            return None
+        if _memory_grew(first, last, rank):
+            return now._replace(cause=SHARE, detail="another process uses its GPU")
+        return now._replace(cause=COMPUTE, detail="its GPU needs longer")
+    if measure is _CLOCK:
+        cards = [card for card in (one.ranks[rank].gpu for one in last) if card is not None]
+        detail = "its GPU runs at %d MHz" % _mean([card.clock or 0.0 for card in cards])
+        if leads_now and all(card.slowed >= SLOWED for card in cards):
+            return found._replace(cause=CLOCK, detail=detail)
+        return now._replace(cause=CLOCK, detail=detail) if changed and now.by >= CLOCK_ALONE else None
+    cause, detail, part = _host_cause(last, rank)
+    if leads_now and part >= max(EACH, OWN_CAUSE * found.by):
+        return found._replace(cause=cause, detail=detail)
+    if not changed or found.by <= 0:  # it has more work than before, and others still have more
+        return None
+    return now._replace(cause=COMPUTE, detail="its own work takes longer")
+
+
+def _host_cause(last: Sequence[Round], rank: int) -> Tuple[str, str, float]:
+    """The likeliest cause on a rank's node, with the part of the time that it takes more than on others."""
+    own = [one.ranks[rank] for one in last]
+
+    def excess(value: Callable[[Rank], float]) -> float:
+        return _mean([ahead({number: value(each) for number, each in one.ranks.items()})[rank] for one in last])
+
+    waits = max(excess(lambda each: each.delay), excess(lambda each: each.stall))
+    disk, data = excess(lambda each: each.disk), excess(lambda each: each.data)
+    if disk >= max(waits, data):
+        return DISK, "it waits for a disk %s of the time" % percent(_mean([each.disk for each in own])), disk
+    if data >= waits:
+        return DATA, "it waits for its data loader %s of the time" % percent(_mean([each.data for each in own])), data
+    if _mean([each.quota for each in own]) >= QUOTA:
+        return CPU, "its cgroup uses up its CPU quota", waits
+    share = percent(max(_mean([each.delay for each in own]), _mean([each.stall for each in own])))
+    return CPU, "it waits for a processor %s of the time" % share, waits
+
+
+def _others_fell(first: Sequence[Round], last: Sequence[Round], rank: int) -> bool:
+    """Whether the GPUs of the other ranks draw less power than they used to."""
+
+    def others(one: Round) -> Optional[float]:
+        values = [watts for number, watts in _power(one).items() if number != rank]
+        return median(values) if values else None
+
+    before = [watts for watts in map(others, first) if watts is not None]
+    now = [watts for watts in map(others, last) if watts is not None]
+    return bool(before and now) and median(now) <= (1 - POWER_MEAN) * median(before)
+
+
+def _memory_grew(first: Sequence[Round], last: Sequence[Round], rank: int) -> bool:
+    """Whether the memory of a rank's GPU grew, and that of the others did not."""
+
+    def lead(one: Round) -> Optional[float]:
+        used = {number: each.gpu.memory for number, each in one.ranks.items() if each.gpu and each.gpu.memory}
+        return ahead(used).get(rank)
+
+    before = [bytes_ for bytes_ in map(lead, first) if bytes_ is not None]
+    now = [bytes_ for bytes_ in map(lead, last) if bytes_ is not None]
+    return bool(before and now) and median(now) - median(before) >= SHARED
+
+
+def _link_verdict(first: Sequence[Round], last: Sequence[Round]) -> Optional[Verdict]:
+    """The slow link: from the node whose data waits to the one that it waits for."""
+    leads, grown = _leads(_QUEUE, last), _grown(_QUEUE, first, last)
+    for node in sorted(leads, key=lambda node: -_mean(leads[node])):
+        changed = _changed(_QUEUE, first, node, grown.get(node))
+        if not changed and not (_consistent(_QUEUE, leads[node]) and _mean(leads[node]) >= QUEUE_ALONE):
+            continue
+        to = max((pair for pair in last[-1].queues if pair[0] == node), key=last[-1].queues.__getitem__, default=None)
+        if to is None:
+            continue
+        rank = min(number for number, one in last[-1].ranks.items() if one.node == node)
+        share = percent(_mean([_queues(one)[node] for one in last]))
+        detail = "data from %s to %s waits %s of the time" % (node, to[1], share)
+        return Verdict(rank, node, _QUEUE.name, LINK, _mean(leads[node]), detail, to[1], changed)
+    return None
+
+
+def _over(named: Verdict, first: Sequence[Round], last: Sequence[Round]) -> bool:
+    """Whether a named rank is as fast as the others again: no lead in any of the rounds."""
+    measure = _MEASURES[named.measure]
+    key = named.node if measure is _QUEUE else named.rank
+    leads = (_grown(measure, first, last) if named.changed else _leads(measure, last)).get(key, [])
+    return all(lead < measure.each for lead in leads)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def percent(share: float) -> str:
+    """``12 %``."""
+    return "%.0f %%" % (100 * share)
+
+
+NEXT = {
+    CLOCK: "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
+    CPU: "top -H",
+    LINK: "ip -s link; ethtool INTERFACE",
+    DISK: "iostat -x 5",
+    DATA: "clusterctl logs --rank {rank}",
+    SHARE: "nvidia-smi",
+    COMPUTE: "clusterctl check --limit {node}",
+}
+
+
+def sentence(verdict: Verdict) -> str:
+    """The verdict as the user reads it, with the next command."""
+    who = "the others wait for rank %d on %s" % (verdict.rank, verdict.node)
+    how = {CLOCK: "throttled clock", CPU: "busy core", LINK: "slow link", SHARE: SHARE, COMPUTE: "slow rank"}
+    cause = how.get(verdict.cause, verdict.cause)
+    amount = "" if verdict.measure == "power" else " %s of the time" % percent(min(1.0, verdict.by))
+    if verdict.cause == CLOCK:
+        amount = ": its clock is %s lower" % percent(verdict.by)
+    if verdict.cause == LINK:
+        amount = ""
+    command = NEXT[verdict.cause].format(rank=verdict.rank, node=verdict.node)
+    return "%s%s (%s: %s). On %s: %s" % (who, amount, cause, verdict.detail, verdict.node, command)
+
+
+def over(verdict: Verdict) -> str:
+    """The message that a straggler is as fast as the others again."""
+    return "rank %d on %s no longer delays the others" % (verdict.rank, verdict.node)
