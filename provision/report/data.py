@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from provision.errors import UsageError
 from provision.masking import mask_env, mask_text, mask_words
 from provision.run import config_text, fields
+from provision.run.difference import Description, describe
 from provision.run.environment import SETTINGS, flat, shown
 from trainer.reader import Row
 
@@ -27,8 +28,6 @@ _HUGE = 1e300
 _SAME = 2.0  # seconds within which equal events of several nodes are one
 _PROGRESS = re.compile(r'"time": ?([0-9]{1,12}(?:\.[0-9]{1,9})?).{0,200}?"step": ?([0-9]{1,15})\b')
 _PLANNED = ("argv", "processes", "nnodes", "attempts", "grace", "cwd", "pattern")  # of a node's plan
-COMPARED = ("nodes", "state")  # what is known of every run
-_OWN = {"master", "env.MASTER_PORT"}
 _FILE = 64 << 10  # characters of a configuration file
 _SKIPPED = {"progress", "log"}  # events that are curves or log lines
 
@@ -302,18 +301,18 @@ def configuration(run: RunData) -> dict[str, str]:
         if isinstance(env, dict):
             found.update({f"env.{name}": shown(value) for name, value in sorted(mask_env(env).items())})
     for name, text in sorted(run.files.items()):
-        found.update({f"{name}: {key}": value for key, value in _settings(name, text)})
+        found.update({f"{name}: {key}": value for key, value in file_settings(name, text)})
     return dict(islice(found.items(), SETTINGS))
 
 
-def comparable(run: RunData) -> dict[str, str]:
-    """The configuration for a comparison: without the run's own id and port, which differ between all runs."""
-    own = {key: value.replace(run.id, "RUN") for key, value in configuration(run).items() if key not in _OWN}
-    return {**own, "nodes": ", ".join(node.name for node in run.nodes), "state": run.state}
+def described(run: RunData) -> Description:
+    """The run for a comparison."""
+    files = {f"{name}: {key}": value for name, text in run.files.items() for key, value in file_settings(name, text)}
+    return describe(run.id, run.record, nodes=[node.name for node in run.nodes], files=files)
 
 
 @cache
-def _settings(name: str, text: str) -> tuple[tuple[str, str], ...]:
+def file_settings(name: str, text: str) -> tuple[tuple[str, str], ...]:
     """The values of a configuration in YAML or JSON by their paths; none if it is no mapping of bounded size."""
     try:
         content = config_text.load(name, text)[1] if len(text) <= _FILE else None
