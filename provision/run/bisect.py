@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -223,6 +224,25 @@ def _mapping(record: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _tuple(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
+
+
+def command(mixture: Mixture, inventory: Mapping[str, str], *, alone: bool) -> str:
+    """The command that starts a mixture.
+
+    Args:
+        mixture: the mixture.
+        inventory: the inventory's variables.
+        alone: there is no inventory, so the node and the release are this machine's.
+    """
+    parts = ["clusterctl", "train"]
+    if mixture.nodes and not alone:
+        parts += ["--limit", ",".join(mixture.nodes)]
+    for name, values in mixture.options.items():
+        parts += [word for value in values for word in (name, value)] if values else [name]
+    for name, value in mixture.variables.items():
+        if inventory.get(name) != value:
+            parts += ["--env", name if value == HIDDEN else f"{name}={value}"]
+    return shlex.join([*parts, "--", *mixture.words])
 
 
 # --- the search -------------------------------------------------------------------------------------
