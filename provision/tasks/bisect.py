@@ -311,10 +311,12 @@ def plan_text(space: Space, limits: Limits) -> str:
     )
     how = limits.metric or "whether the job fails"
     longest, together = duration(limits.seconds), duration(most * limits.seconds)
-    return (
-        f"{count} settings differ that train can set: {names}. "
-        f"{usual} jobs find one cause, at most {most} several. A job trains at most {longest}, all jobs together {together}. Judged by {how}"
+    lines = (
+        f"{count} settings differ that train can set: {names}",
+        f"{usual} jobs find one cause, at most {most} several; judged by {how}",
+        f"A job trains at most {longest}, all jobs together {together}",
     )
+    return ". ".join(lines)
 
 
 def round_text(space: Space, done: Round) -> str:

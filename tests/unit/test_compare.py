@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provision.cli import cli
+from provision.output import Reporter
 from provision.run.bisect import (
     CAUSES,
     Measured,
@@ -245,3 +248,23 @@ def test_values_of_both_runs_that_are_near_decide_nothing():
     assert judge(Measured(False, 3.0), Measured(False, 2.0), None, measures=True) == "bad"
     assert judge(Measured(True), None, None, measures=True) == "bad"
     assert judge(Measured(False), None, None, measures=False) == "good"
+
+
+def run_command(*words):
+    reporter = Reporter()
+    done = CliRunner().invoke(cli, ["compare", *map(str, words)], obj=reporter)
+    reporter.finish()
+    return done
+
+
+def test_the_command_needs_no_nodes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CONDA_PREFIX", str(tmp_path))
+    for name, argv in (("a", ["t.py", "--lr", "1"]), ("b", ["t.py", "--lr", "2"])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"run": name, "state": "failed", "argv": argv}))
+    assert run_command(tmp_path / "a", tmp_path / "b", "--json").exit_code == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [(each["name"], each["good"], each["bad"]) for each in data["differences"]] == [("--lr", "1", "2")]
+    assert data["unknown"]["package"] == ["a", "b"]
+    assert "goes with --bisect" in str(run_command("a", "b", "--steps", "3").exception)
