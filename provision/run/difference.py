@@ -30,6 +30,7 @@ KINDS = (
     Kind("mixed", "unequal nodes", "the nodes of the last run differ among themselves, and those of the first do not"),
     Kind("argument", "arguments", "arguments and options are what users change most often between two runs"),
     Kind("setting", "configuration", "values of the configuration are changed almost as often"),
+    Kind("written", "configuration files", "values of the configuration, as the files of the run have them"),
     Kind("variable", "variables", "variables change NCCL, CUDA and libraries without a change of the program"),
     Kind("file", "files", "another program can behave in any other way"),
     Kind("data", "data", "other data change the loss, rarely the speed"),
@@ -39,6 +40,7 @@ KINDS = (
     Kind("nodes", "nodes", "other nodes with equal hardware and software rarely behave differently"),
     Kind("follows", "consequences", "clusterctl derives these from the values above"),
 )
+_SILENT = {"mixed", "written"}  # kinds without a part of the record
 RANKS = {kind.id: place for place, kind in enumerate(KINDS)}
 # The packages that decide what is computed and communicated; the parts of a name end at an underscore.
 _FIRST = (
@@ -95,13 +97,16 @@ def compare(runs: Sequence[Description]) -> Comparison:
     """Compare runs. The first one is the good one, if one is."""
     found: list[Difference] = []
     unknown = {}
+    settings = set.intersection(*(set(each.values.get("setting", ())) for each in runs)) if runs else set()
     for kind in KINDS:
         known = [each.values.get(kind.id) for each in runs]
         if without := tuple(each.run for each, values in zip(runs, known, strict=True) if values is None):
-            if kind.id != "mixed":
+            if kind.id not in _SILENT:
                 unknown[kind.id] = without
             continue
         for name in dict.fromkeys(name for values in known for name in values or ()):
+            if kind.id == "written" and name.partition(": ")[2] in settings:
+                continue
             values = tuple((each or {}).get(name) for each in known)
             if len(set(values)) > 1:
                 odd = name in runs[-1].mixed and name not in runs[0].mixed
@@ -138,7 +143,7 @@ def describe(
         if values is not None:
             found[kind] = dict(islice(values.items(), _VALUES))
     if files:
-        found["setting"] = files
+        found["written"] = files
     if names := _texts(record.get("nodes")) or list(nodes):
         found["nodes"] = {"nodes": fold(names), "order of the nodes": _order(names)}
     mixed = {

@@ -9,7 +9,7 @@
     first_step: "首次出现在第", jumped: "运行期间以下节点的时钟发生了回退:",
     unknown: "未比较(并非每个运行都有记录):", no_difference: "没有已知差异。", likely: "最可能导致不同表现的差异排在最前。",
     more_differences: "未列出的其他差异:", type: "类别", d_check: "启动前检查", d_mixed: "节点之间不一致", d_argument: "参数",
-    d_setting: "配置", d_variable: "环境变量", d_file: "文件", d_data: "数据", d_package: "软件包", d_release: "环境版本",
+    d_setting: "配置", d_written: "配置文件", d_variable: "环境变量", d_file: "文件", d_data: "数据", d_package: "软件包", d_release: "环境版本",
     d_hardware: "机器", d_nodes: "节点", d_follows: "由上述差异得出", line: "行", step: "步", loss: "损失", eval_loss: "评估损失",
     lr: "学习率", grad_norm: "梯度范数", tokens_per_second: "词元/秒", ms: "毫秒/步", restart: "重启", time: "时间",
     text: "内容", cause: "原因", node: "节点", rank: "编号", gpu: "GPU 利用率(%)", gpu_memory: "GPU 显存(GiB)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -10,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.cli import cli
+from provision.model import CommandLine
 from provision.output import Reporter
+from provision.run import Facts, RunFiles
 from provision.run.bisect import (
     CAUSES,
     Measured,
@@ -24,6 +27,9 @@ from provision.run.bisect import (
     usual_rounds,
 )
 from provision.run.difference import KINDS, arguments, compare, describe
+from provision.run.environment import started_on, started_with
+from provision.run.readiness import Content
+from trainer.agent import probe
 
 
 def record_of(*argv, **more):
@@ -268,3 +274,42 @@ def test_the_command_needs_no_nodes(tmp_path, monkeypatch, capsys):
     assert [(each["name"], each["good"], each["bad"]) for each in data["differences"]] == [("--lr", "1", "2")]
     assert data["unknown"]["package"] == ["a", "b"]
     assert "goes with --bisect" in str(run_command("a", "b", "--steps", "3").exception)
+
+
+def test_hardware_is_read_from_files(tmp_path):
+    """As driver 580.159.04 and an H100 print them."""
+    gpu = "Model: \t\t NVIDIA H100 80GB HBM3\nVideo BIOS: \t 96.00.da.00.0c\nGPU Firmware: \t 580.159.04\n"
+    version = (
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (a@b)\nGCC version: 15"
+    )
+    files = {
+        "proc/driver/nvidia/version": version, "proc/sys/kernel/osrelease": "6.1.0\n",
+        "proc/driver/nvidia/gpus/0000:00:06.0/information": gpu,
+        "proc/driver/nvidia/gpus/0000:00:07.0/information": gpu.replace("580.159.04", "??.??"),
+        "sys/class/infiniband/mlx5_0/fw_ver": "28.39.1002\n", "sys/class/infiniband/mlx5_0/hca_type": "MT4129\n",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert probe.hardware(str(tmp_path)) == {
+        "kernel": "6.1.0", "driver": "580.159.04", "GPUs": "2 x NVIDIA H100 80GB HBM3",
+        "GPU firmware": "1 x 580.159.04", "GPU VBIOS": "2 x 96.00.da.00.0c", "network cards": "1 x MT4129",
+        "network card firmware": "1 x 28.39.1002",
+    }  # fmt: skip
+
+
+def test_a_record_has_no_secrets_and_equal_nodes_once(tmp_path):
+    typed = CommandLine("train", {"--zero": ("2",), "--env": ("HF_TOKEN=s3cr3t",), "--limit": ("gpu01",)})
+    settings = {"lr": 1e-4, "hub_token": "s3cr3t", "nested": {"api_key": "s3cr3t", "seed": 3}, "layers": [1, 2]}
+    files = RunFiles(tmp_path / "a.yaml", "a.yaml", {"job/a.yaml": b"lr"}, (), settings=settings)
+    found = started_with(typed, {"HF_TOKEN": "s3cr3t", "A": "1"}, files, {"/data": Content("file", files=2)})
+    assert "s3cr3t" not in json.dumps(found)
+    assert found["options"] == {"--zero": ["2"]}
+    assert found["settings"]["lr"] == 1e-4
+    assert found["settings"]["nested.seed"] == 3
+    assert found["settings"]["layers"] == "1 2"
+    facts = {f"gpu{number}": Facts(versions={"torch": "2.13"}, hardware={"kernel": "6.1"}) for number in range(3)}
+    facts["gpu2"] = replace(facts["gpu2"], hardware={"kernel": "6.2"})
+    machines = started_on(facts)
+    assert [each["nodes"] for each in machines["packages"]] == [["gpu0", "gpu1", "gpu2"]]
+    assert [each["nodes"] for each in machines["hardware"]] == [["gpu0", "gpu1"], ["gpu2"]]
