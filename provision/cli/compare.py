@@ -15,7 +15,7 @@ from provision.cli.cluster import Selection, on_nodes, session_on
 from provision.cli.options import COUNT, SECONDS, importing, number, reporting
 from provision.errors import UsageError
 from provision.masking import HIDDEN
-from provision.model import Inventory, Notice, ignore
+from provision.model import Inventory, ignore
 from provision.output import Reporter
 
 if TYPE_CHECKING:
@@ -110,16 +110,12 @@ def _bisect(
         reporter.warn(f"every round writes to the absolute {', '.join(written)} of {good.run}: give JOB another one")
     folder = records.folder_of(inventory.path, bad.run)
     found = Bisection(settings, limits, _preparing(reporter, inventory), reporter, folder).result()
-    env = inventory.train.env
-    cause = settings.mixture(found.conclusion.cause)
     commands = {}
-    if found.conclusion.cause:
-        commands["bad"] = command(cause, env, alone=inventory.alone)
-        commands["good"] = command(settings.mixture(()), env, alone=inventory.alone)
-        if not inventory.alone and cause.prefix != str(good.record.get("prefix")):
-            reporter(
-                Notice(f"the bad command needs release {PurePosixPath(cause.prefix).name}: clusterctl rollback --to")
-            )
+    if cause := found.conclusion.cause:
+        env, alone = inventory.train.env, inventory.alone
+        commands = {
+            name: command(settings, chosen, env, alone=alone) for name, chosen in (("bad", cause), ("good", ()))
+        }
     return found, commands
 
 

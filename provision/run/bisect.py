@@ -10,6 +10,7 @@ import math
 import shlex
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 from provision.inventory import fold
@@ -22,6 +23,7 @@ NEAR = 0.05  # part by which the values of the good and the bad run differ at le
 
 # They say where a run writes, and how clusterctl follows it.
 _OUTPUTS = {"output_dir", "output", "out", "save_dir", "logging_dir", "run_name"}
+_NODE = "node "
 _ORDER = "order of the nodes"
 _FOLLOWING = {"--restarts", "--resume-arg", "--exclude-bad", "--output", "--dry-run", "--shell"}
 
@@ -37,15 +39,22 @@ class Setting(NamedTuple):
     @property
     def label(self) -> str:
         """Its name for messages."""
-        return {"option": f"train {self.name}", "nodes": self.name}.get(self.kind, self.name)
+        if self.kind == "nodes" and self.name.startswith(_NODE):
+            return f"{self.good[0]} replaced by {self.bad[0]}"
+        return f"train {self.name}" if self.kind == "option" else self.name
 
     def text(self, *, bad: bool) -> str:
         """One of its values for messages."""
         value = self.bad if bad else self.good
         if value is None:
             return "not set"
-        if self.kind in {"argument", "nodes"}:
-            return value_of(value) if self.kind == "argument" else fold(value)
+        match self.kind:
+            case "argument":
+                return value_of(value)
+            case "nodes":
+                return ",".join(value) if self.name == _ORDER else fold(value)
+            case "release":
+                return str(PurePosixPath(value).name)
         return " ".join(value) or "set" if isinstance(value, tuple) else str(value)
 
 
@@ -166,7 +175,7 @@ def node_settings(good: Sequence[str], bad: Sequence[str]) -> list[Setting]:
     if len(good) != len(bad):
         return [Setting("nodes", "nodes", tuple(good), tuple(bad))]
     pairs = _pairs(good, bad)
-    found = [Setting("nodes", f"node {one}", (one,), (other,)) for one, other in pairs.items()]
+    found = [Setting("nodes", f"{_NODE}{one}", (one,), (other,)) for one, other in pairs.items()]
     if [pairs.get(name, name) for name in good] != list(bad):
         found.append(Setting("nodes", _ORDER, tuple(good), tuple(bad)))
     return found
@@ -177,7 +186,7 @@ def mixed_nodes(good: Sequence[str], bad: Sequence[str], chosen: Collection[str]
     if len(good) != len(bad):
         return tuple(bad if "nodes" in chosen else good)
     pairs = _pairs(good, bad)
-    nodes = [pairs[name] if f"node {name}" in chosen else name for name in good]
+    nodes = [pairs[name] if f"{_NODE}{name}" in chosen else name for name in good]
     if _ORDER in chosen:
         nodes.sort(key=lambda name: bad.index(pairs.get(name, name)))
     return tuple(nodes)
@@ -226,14 +235,16 @@ def _tuple(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
 
 
-def command(mixture: Mixture, inventory: Mapping[str, str], *, alone: bool) -> str:
+def command(found: Space, chosen: Collection[int], inventory: Mapping[str, str], *, alone: bool) -> str:
     """The command that starts a mixture.
 
     Args:
-        mixture: the mixture.
+        found: the settings.
+        chosen: the places of those with the bad run's values.
         inventory: the inventory's variables.
         alone: there is no inventory, so the node and the release are this machine's.
     """
+    mixture = found.mixture(chosen)
     parts = ["clusterctl", "train"]
     if mixture.nodes and not alone:
         parts += ["--limit", ",".join(mixture.nodes)]
@@ -242,7 +253,9 @@ def command(mixture: Mixture, inventory: Mapping[str, str], *, alone: bool) -> s
     for name, value in mixture.variables.items():
         if inventory.get(name) != value:
             parts += ["--env", name if value == HIDDEN else f"{name}={value}"]
-    return shlex.join([*parts, "--", *mixture.words])
+    switched = any(each.kind == "release" for each in found.settings) and not alone
+    before = f"clusterctl rollback --to {PurePosixPath(mixture.prefix).name} && " if switched else ""
+    return before + shlex.join([*parts, "--", *mixture.words])
 
 
 # --- the search -------------------------------------------------------------------------------------

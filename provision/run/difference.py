@@ -51,6 +51,8 @@ _PLANNED = ("argv", "processes", "nnodes", "attempts", "grace", "cwd", "pattern"
 _OWN = {"MASTER_PORT"}
 _VALUES = 5000  # values of a kind
 _GROUPS = 6  # groups of nodes in a value
+_SENTENCE = 200  # characters of a line
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b")
 _OPTION = re.compile(r"--?[A-Za-z].*", re.DOTALL)
 _PAIR = re.compile(r"([A-Za-z_][\w.]*)=.*", re.DOTALL)
 
@@ -324,5 +326,11 @@ def outcome(record: Mapping[str, Any]) -> Iterator[str]:
     why = record.get("why")
     if isinstance(why, dict) and why:
         name, text = next(iter(why.items()))
-        lines = shown(text).splitlines() or [""]
-        yield f"{name}: {lines[0]}"
+        yield f"{name}: {error_line(shown(text))}"
+
+
+def error_line(text: str) -> str:
+    """The line of a failure that says most: its last error, else its first line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in reversed(lines) if _ERROR.match(line)]
+    return (errors or lines or [""])[0][:_SENTENCE]

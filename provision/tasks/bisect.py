@@ -10,14 +10,14 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from provision.errors import NodesFailedError, PreflightError, RunFailedError, UsageError
+from provision.errors import NodesError, PreflightError, RunFailedError, UsageError
 from provision.model import Emit, Notice
 from provision.output_text import duration
 from provision.run.bisect import (
@@ -33,6 +33,7 @@ from provision.run.bisect import (
     threshold,
     usual_rounds,
 )
+from provision.run.difference import error_line
 from provision.run.history import Wanted
 from provision.run.record import make_private
 from provision.tasks import train
@@ -195,10 +196,10 @@ class Bisection:
             try:
                 result = train.train(session, replace(asked, following=Following(enough=limit)))
             except RunFailedError as error:
-                failed, value, text = True, None, why_failed(error)
+                failed, value, text = True, None, _reason(error)
             except PreflightError as error:
                 verdict: Verdict = "unclear"
-                text = f"did not start: {_first(error.reasons.values()) or error}"
+                text = f"did not start: {_reason(error)}"
                 return Round(
                     tuple(sorted(ask.chosen)), ask.again, verdict, False, None, text, time.monotonic() - before
                 )
@@ -226,7 +227,7 @@ class Bisection:
             return None
         try:
             return value_of_rows(list(read_run(session, run).series), self.limits.name, self.limits.step)
-        except (UsageError, NodesFailedError):  # it has printed no number
+        except UsageError:  # it has printed no number
             return None
 
     @property
@@ -291,15 +292,9 @@ def value_of_rows(rows: Sequence[Row], name: str, step: int | None) -> float | N
     return float(known[-1][1])
 
 
-def why_failed(error: RunFailedError) -> str:
-    """One line about a failed job: its last error, else its first reason."""
-    rows = [row.strip() for reason in error.reasons.values() for row in reason.splitlines() if row.strip()]
-    errors = [row for row in reversed(rows) if re.match(r"[\w.]*(Error|Exception)\b", row)]
-    return (errors or rows or [str(error)])[0][:_LINE]
-
-
-def _first(texts: Iterator[str] | Any) -> str:
-    return next((text.splitlines()[0][:_LINE] for text in texts if text), "")
+def _reason(error: NodesError) -> str:
+    """One line about a job that failed or did not start."""
+    return error_line("\n".join(error.reasons.values())) or str(error)
 
 
 def plan_text(space: Space, limits: Limits) -> str:

@@ -17,6 +17,7 @@ from provision.run import Facts, RunFiles
 from provision.run.bisect import (
     CAUSES,
     Measured,
+    command,
     judge,
     mixed_nodes,
     most_rounds,
@@ -142,6 +143,18 @@ def test_a_configuration_is_mixed_by_its_values():
     assert found.mixture((0,)).words == ("a.yaml", "learning_rate=0.001", "bf16=true")
     assert found.mixture((1,)).words == ("a.yaml", "learning_rate=0.0001", "bf16=null")
     assert found.mixture((2,)).prefix == "/opt/releases/bb"
+
+
+def test_the_commands_to_verify_set_what_differs():
+    good = record_of("t.py", "--lr", "1", variables={"A": "1", "B": "1", "HF_TOKEN": "***"})
+    bad = record_of("t.py", "--lr", "2", variables={"A": "2", "B": "1", "HF_TOKEN": "***"}, prefix="/opt/releases/bb")
+    bad["nodes"] = ["gpu01", "gpu09"]
+    found = space(good, bad, ())
+    assert [each.label for each in found.settings] == ["--lr", "A", "release", "gpu02 replaced by gpu09"]
+    assert command(found, (1, 2), {"B": "1"}, alone=False) == (
+        "clusterctl rollback --to bb && clusterctl train --limit gpu01,gpu02 --env A=2 --env HF_TOKEN -- t.py --lr 1"
+    )
+    assert command(found, (3,), {"A": "1", "B": "1"}, alone=True) == "clusterctl train --env HF_TOKEN -- t.py --lr 1"
 
 
 def test_a_round_that_writes_where_the_run_did_is_noticed():
