@@ -51,6 +51,7 @@ _PLANNED = ("argv", "processes", "nnodes", "attempts", "grace", "cwd", "pattern"
 _OWN = {"MASTER_PORT"}
 _VALUES = 5000  # values of a kind
 _GROUPS = 6  # groups of nodes in a value
+_ID = 8  # letters of a release's name that are no ordinary word
 _SENTENCE = 200  # characters of a line
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b")
 _OPTION = re.compile(r"--?[A-Za-z].*", re.DOTALL)
@@ -151,8 +152,12 @@ def describe(
     mixed = {
         name for key in ("packages", "hardware") for name, values in _by_name(record.get(key)).items() if values[1:]
     }
+    release = (_release(record) or {}).get("release")
+    if len(release or "") >= _ID and "follows" in found:
+        found["follows"] = {name: text.replace(str(release), "RELEASE") for name, text in found["follows"].items()}
     clean = {
-        kind: {name: text.replace(run, "RUN")[:LONG] for name, text in each.items()} for kind, each in found.items()
+        kind: {name: (text.replace(run, "RUN") if run else text)[:LONG] for name, text in each.items()}
+        for kind, each in found.items()
     }
     return Description(run, clean, frozenset(mixed))
 

@@ -44,7 +44,7 @@ def find_run(inventory: Path, word: str, connect: Callable[[], Session]) -> Comp
                 f"{word} has no {records.FILE}",
                 hint="name a run, its folder in runs/, or one of clusterctl collect",
             )
-        return _of_record(record)
+        return _of_record({"run": Path(word).resolve().name, **record})
     known = records.kept(inventory)
     if any(word in name for name in known):
         return _of_record({"run": (run := records.choose(word, known)), **known[run]})

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.cli import cli
+from provision.errors import UsageError
 from provision.model import CommandLine
 from provision.output import Reporter
 from provision.run import Facts, RunFiles
@@ -30,7 +31,9 @@ from provision.run.bisect import (
 from provision.run.difference import KINDS, arguments, compare, describe
 from provision.run.environment import started_on, started_with
 from provision.run.readiness import Content
+from provision.tasks.bisect import Limits, Round, plan_text, round_text, value_of_rows
 from trainer.agent import probe
+from trainer.reader import Row
 
 
 def record_of(*argv, **more):
@@ -326,3 +329,37 @@ def test_a_record_has_no_secrets_and_equal_nodes_once(tmp_path):
     machines = started_on(facts)
     assert [each["nodes"] for each in machines["packages"]] == [["gpu0", "gpu1", "gpu2"]]
     assert [each["nodes"] for each in machines["hardware"]] == [["gpu0", "gpu1"], ["gpu2"]]
+
+
+ROWS = [Row(step, loss=10.0 / step, tokens_per_second=1.0 if step < 3 else 100.0) for step in range(1, 11)]
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "value"),
+    [("loss", None, 1.0), ("loss", 5, 2.0), ("tokens_per_second", None, 100.0), ("ms", None, None), ("loss", 0, None)],
+)
+def test_the_value_that_decides(name, step, value):
+    assert value_of_rows(ROWS, name, step) == value
+
+
+def test_a_metric_has_a_known_name_and_a_step():
+    limits = Limits(metric="loss@100", steps=20)
+    assert (limits.name, limits.step, limits.enough) == ("loss", 100, 100)
+    for word in ("speed", "loss@", "loss@x", "@3"):
+        with pytest.raises(UsageError, match="unknown value"):
+            Limits(metric=word)
+
+
+def test_the_plan_and_the_rounds_are_single_lines():
+    words = [f"--option-{number}={{}}" for number in range(200)]
+    found = space(
+        record_of("t.py", *(w.format(1) for w in words)), record_of("t.py", *(w.format(2) for w in words)), ()
+    )
+    text = plan_text(found, Limits(seconds=60.0))
+    assert "200 settings" in text
+    assert "188 more" in text
+    assert len(text) < 600
+    line = round_text(found, Round(tuple(range(100)), False, "bad", True, None, "ValueError", 12.0))
+    assert line.startswith("GOOD with --option-0, ")
+    assert line.endswith("and 88 more of BAD: bad (ValueError), 12 s")
+    assert len(line) < 400
