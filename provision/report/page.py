@@ -19,20 +19,20 @@ from provision.output_text import duration
 from provision.render import template_text
 from provision.report.curves import run_curves
 from provision.report.data import (
-    COMPARED,
     SHOWN,
     Happening,
     NodeData,
     RunData,
     bands,
     clock_jumps,
-    comparable,
     configuration,
+    described,
     happenings,
     row_times,
     step_times,
 )
 from provision.report.picture import Points, escaped, picture
+from provision.run.difference import KINDS, RANKS, compare
 
 _UPLOT = "report/uplot-1.6.32"
 _CURVES = (  # a row's field, and the English title
@@ -44,6 +44,7 @@ _CURVES = (  # a row's field, and the English title
     ("ms", "Milliseconds per step"),
 )
 _DRAWN = 8  # runs or nodes in a picture without scripts
+_DIFFERENCES = 500
 _TABLE = 40  # rows in the table of numbers
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
@@ -212,25 +213,27 @@ def _expectation(run: RunData) -> Iterator[str]:
 
 
 def _differences(runs: Sequence[RunData]) -> str:
-    known = [comparable(run) for run in runs]
-    unknown = [run.id for run in runs if not configuration(run)]
-    compared = known if not unknown else [{key: each[key] for key in COMPARED} for each in known]
-    keys = sorted({key for each in compared for key in each})
+    """The differences as ``clusterctl compare`` finds them, and what is not known of some runs."""
+    found = compare([described(run) for run in runs])
     rows = [
-        (f"<code>{escaped(key)}</code>", *(escaped(each.get(key, "\N{EN DASH}")) for each in compared))
-        for key in keys
-        if len({each.get(key) for each in compared}) > 1
+        (
+            _label(f"d_{each.kind}", each.about.title),
+            f"<code>{escaped(each.name)}</code>",
+            *(escaped("\N{EN DASH}" if value is None else value) for value in each.values),
+        )
+        for each in found.differences[:_DIFFERENCES]
     ]
     text = ""
-    if unknown:
-        label = _label(
-            "unknown", "The configuration of these runs is not known, so only nodes and states are compared:"
-        )
-        text = f"<p>{label} {escaped(', '.join(unknown))}</p>"
+    if unknown := list(found.unknown):
+        label = _label("unknown", "Not compared, because it is not known of every run:")
+        text = f"<p>{label} {', '.join(_label(f'd_{kind}', KINDS[RANKS[kind]].title) for kind in unknown)}</p>"
     if not rows:
-        label = _label("no_difference", "No difference in configuration, release and nodes is known.")
-        return f"{text}<p>{label}</p>"
-    return text + _table((("name", "Name"), *(("", escaped(run.id)) for run in runs)), rows)
+        return f"{text}<p>{_label('no_difference', 'No difference is known.')}</p>"
+    if (more := len(found.differences) - len(rows)) > 0:
+        text += f"<p>{_label('more_differences', 'Further differences are not listed:')} {more:,}</p>"
+    order = _label("likely", "The most likely cause of another behaviour is first.")
+    heads = (("type", "Kind"), ("name", "Name"), *(("", escaped(run.id)) for run in runs))
+    return f"{text}<p>{order}</p>{_table(heads, rows)}"
 
 
 def _curves(runs: Sequence[RunData]) -> str:
