@@ -269,6 +269,9 @@ def _described(event: Event) -> tuple[str, str, str]:
             return kind, str(get("text") or ""), "" if get("level") == "info" else "note"
         case "hang":
             return kind, str(get("text") or get("kind") or ""), "bad"
+        case "straggler":
+            who = " ".join(f"{key} {get(key)}" for key in ("node", "rank") if get(key) is not None)
+            return kind, ": ".join(str(each) for each in (who, get("cause"), get("text")) if each), "bad"
         case "peer":
             return kind, " ".join(str(get(key)) for key in ("node", "state", "text") if get(key)), "note"
         case "exit":

@@ -23,6 +23,7 @@ from provision.run import Job, Launch, RunFiles, RunSpec, new_run_id, resume_arg
 from provision.run.config import MisspelledKeyError
 from provision.run.config_text import read
 from provision.run.ignored import unsent_text
+from provision.run.preflight import preflight, to_record
 from provision.run.record import TrainResult
 from provision.run.spec import VISIBLE, choose_nodes, workers
 from provision.tasks import ds_files
@@ -137,6 +138,7 @@ def train(session: Session, asked: Training) -> TrainResult:
             "argv": mask_words(asked.words),
             "unsent": {each.path: each.size for each in files.unsent},
             "resume_arg": asked.job.resume_arg if files.resuming else "",
+            "preflight": to_record(preflight(passed.findings, passed.dropped)),
         }
     return Start(session, passed.nodes, run, plans, about).follow(asked.following)
 

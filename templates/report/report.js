@@ -12,7 +12,8 @@
     lr: "学习率", grad_norm: "梯度范数", tokens_per_second: "词元/秒", ms: "毫秒/步", restart: "重启", time: "时间",
     text: "内容", cause: "原因", node: "节点", rank: "编号", gpu: "GPU 利用率(%)", gpu_memory: "GPU 显存(GiB)",
     memory: "已用内存(GiB)", network: "网络(MB/s)", power: "GPU 功率(W)", temperature: "GPU 温度(°C)",
-    samples: "采样数", name: "名称", value: "值", kind: "事件", older: "未列出的较早事件:", elapsed: "经过时间",
+    samples: "采样数", slowest: "最慢的进程", preflight: "启动前的检查", verdict: "结论", check: "检查项", fix: "处理办法",
+    v_passed: "通过", v_failed: "失败", v_warned: "警告", v_unknown: "未知", v_inapplicable: "不适用", left_out: "未参加", name: "名称", value: "值", kind: "事件", older: "未列出的较早事件:", elapsed: "经过时间",
     clock: "时刻", align: "横轴", smooth: "平滑", log: "损失用对数轴", marks: "显示事件", in: "放大", out: "缩小",
     left: "左移", right: "右移", reset: "全部", keys: "拖动可放大,双击复原;选中曲线后可用 ← → + - 0 键。", chart: "曲线",
   };

@@ -22,11 +22,13 @@ from recorded_runs.cases import FOLDER
 
 from provision.cli import cli
 from provision.errors import UsageError
+from provision.model import Finding
 from provision.output import Reporter
 from provision.render import render
 from provision.report import NodeData, RunData, read_node, report_page
 from provision.report.curves import pack, run_curves
-from provision.report.data import configuration, happenings
+from provision.report.data import Sample, configuration, happenings
+from provision.run.preflight import from_record, preflight, to_record
 from provision.tasks.diagnose import split
 from provision.tasks.report import report_folder
 from trainer.reader import Row
@@ -236,6 +238,63 @@ def test_configuration_has_no_secrets():
     assert found["env.A"] == "1"
     assert "s3cr3t" not in json.dumps(found)
     assert "s3cr3t" not in report_page([run], NOW)
+
+
+def test_checks_before_the_start_are_listed_with_nodes_and_fix():
+    names = [f"gpu{number:02}" for number in range(1, 17)]
+    found = [Finding("net.route", name, "OK", "fine") for name in names]
+    found += [Finding("fs.tmp", name, "WARN", "/tmp is full", fix="free it: hf_" + "a" * 34) for name in names]
+    found += [Finding("gpu.ecc", "gpu01", "N/A", "no GPU"), Finding("gpu.ecc", "gpu02", "FAIL", EVIL)]
+    kept = json.loads(json.dumps(to_record(preflight(found, {"gpu17": "no answer"}))))
+    assert len(json.dumps(kept)) < 2000
+    page = report_page([RunData("r", record={"preflight": kept})], NOW)
+    part = re.search(r'id="preflight".*?</section>', page)[0]
+    assert [each.verdict for each in from_record(kept).problems] == ["FAIL", "WARN"]
+    text = " ".join(Page(part).texts)
+    for shown in (
+        "1  passed , 1  failed , 1  warned",
+        "gpu[01-16]",
+        "/tmp is full",
+        "free it: ***",
+        "gpu17",
+        "no answer",
+    ):
+        assert shown in text, (shown, text)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        [],
+        {},
+        {"checks": [1], "problems": {"a": 1}, "dropped": "x"},
+        {"checks": {"OK": True, "WARN": -1, "x": 1}, "problems": [1, {"verdict": ["WARN"]}, {"verdict": "WARN"}]},
+        {"problems": [{"verdict": "FAIL", "nodes": [1, None, EVIL], "observed": ["x"], "fix": 5}] * 1000},
+    ],
+)
+def test_unknown_results_of_checks_are_skipped(content):
+    assert "<main>" in report_page([RunData("r", record={"preflight": content})], NOW)
+
+
+def test_findings_of_many_nodes_stay_small():
+    found = [Finding("fs.tmp", f"node{n}", "WARN", f"{n} bytes left" * 100) for n in range(5000)]
+    assert len(json.dumps(to_record(preflight(found, {})))) < 100_000
+
+
+def test_the_rank_that_others_wait_for_is_named():
+    event = {"event": "straggler", "time": 5.0, "rank": 3, "text": "10 % slower", "cause": "clock"}
+    run = RunData("r", nodes=(NodeData("gpu02", events=(event, {"event": "straggler"})),))
+    part = re.search(r'id="slowest".*?</section>', report_page([run], NOW))[0]
+    assert "rank 3: clock: 10 % slower" in part
+
+
+def test_a_node_with_other_means_is_marked():
+    def node(name, watts):
+        return NodeData(name, samples=(Sample(1.0, 1, {"power": watts}),))
+
+    page = report_page([RunData("r", nodes=tuple(map(node, "abcd", (600.0, 610.0, 605.0, 400.0))))], NOW)
+    assert re.findall(r'<b class="note">([^<]+)</b>', page) == ["400.0"]
 
 
 def test_differences_of_runs_are_listed():
