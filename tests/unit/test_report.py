@@ -176,6 +176,30 @@ def test_truncated_and_wrong_lines_are_skipped():
     assert "<main>" in report_page([RunData("r", nodes=(node,))], NOW)
 
 
+def test_files_that_end_in_the_middle_of_a_line_are_read_to_there(tmp_path):
+    place = tmp_path / "r1" / "gpu01"
+    place.mkdir(parents=True)
+    lines = [json.dumps({"time": 100.0 + number, "gpus": [{"index": 0, "use": 50}]}) + "\n" for number in range(5000)]
+    (place / "metrics.jsonl.1").write_text("".join(lines[:2000])[:-7])
+    (place / "metrics.jsonl").write_bytes("".join(lines[2000:]).encode()[:-9] + b"\xff\x00")
+    (place / "events.jsonl").write_text('{"event": "attempt", "time": 100.0, "attempt": 1}\n{"event": "end", "ti')
+    (place / "state.json").write_text('{"run": "r1", "sta')
+    run = report_folder(tmp_path / "r1").run
+    (node,) = run.nodes
+    assert 1600 < len(node.samples) <= 2000
+    assert (node.samples[0].time, node.samples[-1].time) == (100.0, pytest.approx(5100, abs=5))
+    assert [event["event"] for event in node.events] == ["attempt"]
+    assert "<main>" in report_page([run], NOW)
+
+
+def test_a_clock_that_jumps_ahead_keeps_every_value():
+    times = {0: 10.0, 1: 20.0, 2: 4e9, 3: 30.0, 4: 9e10}
+    lines = [f'{{"event": "progress", "time": {time}, "step": {step}}}' for step, time in times.items()]
+    run = RunData("r", nodes=(read_node("gpu07", lines, [], ""),), rows=tuple(Row(step, 1.0) for step in times))
+    assert column(run_curves(run)["time"]) == list(times.values())
+    assert "<main>" in report_page([run], NOW)
+
+
 def test_a_clock_that_goes_back_is_reported_by_name():
     lines = [f'{{"event": "progress", "time": {time}, "step": {step}}}' for step, time in enumerate((10, 20, 5, 30))]
     run = RunData("r", nodes=(read_node("gpu07", lines, [], ""),), rows=tuple(Row(step, 1.0) for step in range(4)))
