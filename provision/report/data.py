@@ -23,9 +23,9 @@ from trainer.reader import Row
 
 Event = Mapping[str, Any]
 
-SAMPLES = 2000  # samples of a node that are shown
+SAMPLES = 2000  # samples of a node that are shown: a curve has about 1,000 pixels
 SHOWN = 1000  # events that are listed
-_TOGETHER = 200_000  # samples of all nodes together
+_TOGETHER = 16_000  # samples of all nodes together
 _LEAST = 100  # samples of a node among very many
 _GIB = 1 << 30
 _HUGE = 1e300
@@ -181,7 +181,9 @@ def read_sample(sample: Event) -> Sample:
 
 def _gpu_values(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
     names = ("use", "memory", "power", "temperature", "clock")
-    use, memory, power, heat, clock = ([gpu[name] for gpu in gpus if is_finite(gpu.get(name))] for name in names)
+    use, memory, power, heat, clock = (
+        [value for gpu in gpus if (value := gpu.get(name)) is not None and is_finite(value)] for name in names
+    )
     if use:
         yield "gpu", sum(use) / len(use)
     if memory:

@@ -21,6 +21,7 @@ folder that only its user can read. Secrets are masked (``masking``): only the p
 ``packages``   the installed versions, ``hardware`` the machines; nodes with equal ones are one entry
 ``plans``      by node name, the plan of its agent, without secrets
 ``expected``   what the run is judged by, or null (``trainer/agent/contract/expected.py``)
+``preflight``  the results of the checks before the newest start (``run/preflight.py``)
 ``began``      the start time, in UTC
 ``who``        ``USER@HOST`` of the command
 ``seconds``    how long the command followed it
