@@ -24,6 +24,7 @@ WITH_INVENTORY = (
     "bench nccl",
     "check",
     "collect",
+    "compare",
     "deploy",
     "diagnose",
     "init",

@@ -68,6 +68,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {  # by subject: the commands, each wi
         "collect": "logs",
         "metrics": "logs",
         "report": "report",
+        "compare": "compare",
         "diagnose": "logs",
         "tensorboard": "tunnel",
         "webui": "tunnel",
@@ -82,6 +83,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "bench nccl": ("clusterctl bench nccl --nodes 2", "clusterctl bench nccl --pairs"),
     "check": ("clusterctl check", "clusterctl check --limit 'gpu[01-04]' llm.ccb"),
     "collect": ("clusterctl collect sft --fp32",),
+    "compare": (
+        "clusterctl compare sft-a sft-b",
+        "clusterctl compare sft-a sft-b --bisect --steps 20 -- train.py",
+    ),
     "completion": ("source <(clusterctl completion bash)",),
     "deploy": ("clusterctl deploy llm.ccb", "clusterctl deploy --dry-run"),
     "diagnose": ("clusterctl diagnose sft",),

@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from provision.inventory.schema import as_text
 from provision.launchers import from_words
 from provision.launchers.kit.plans import split_resume_arg
 from provision.masking import is_secret, mask_words
-from provision.model import Notice
+from provision.model import Inventory, Node, Notice
 from provision.output import Reporter
 from provision.run import Job
 from provision.run.ignored import unsent_text
@@ -158,6 +158,36 @@ def train_command(
     reporter: Reporter,
     selection: Selection,
     count: int | None,
+    shell: str,
+    *,
+    dry_run: bool,
+    **options: Any,
+) -> None:
+    """Start a training run.
+
+    CONFIG is a LLaMA-Factory YAML file. It defaults to train.config of the inventory, then to train.yaml in this
+    directory. SCRIPT is a Python script whose arguments follow `--`. A complete torchrun, deepspeed or accelerate
+    launch command can also follow `--`. Files with relative paths are copied to the nodes. Absolute paths are paths on
+    the nodes.
+    """
+    inventory = selection.load_or_here(reporter, nodes=count, starts=True)
+    nodes = selection.nodes(inventory, count)
+    inventory, nodes, asked = read_training(reporter, inventory, nodes, count=count, **options)
+    if dry_run:
+        with session_on(reporter, inventory, nodes, dry_run=True) as session:
+            _show(reporter, session, asked, shell)
+        return
+    with detach_on_hangup(), session_on(reporter, inventory, nodes) as session:
+        result = tasks.train(session, asked)
+    reporter.result(*train_output(result))
+
+
+def read_training(
+    reporter: Reporter,
+    inventory: Inventory,
+    nodes: Sequence[Node],
+    *,
+    count: int | None,
     words: tuple[str, ...],
     module: str | None,
     variables: tuple[str, ...],
@@ -170,30 +200,22 @@ def train_command(
     on_hang: str,
     notify: str | None,
     expected: str | None,
-    shell: str,
-    *,
     detach: bool,
     exclude_bad: bool,
     force: bool,
-    dry_run: bool,
     **job_options: Any,
-) -> None:
-    """Start a training run.
+) -> tuple[Inventory, tuple[Node, ...], Training]:
+    """The training that the options and arguments of ``train`` mean, its nodes, and the inventory with its variables.
 
-    CONFIG is a LLaMA-Factory YAML file. It defaults to train.config of the inventory, then to train.yaml in this
-    directory. SCRIPT is a Python script whose arguments follow `--`. A complete torchrun, deepspeed or accelerate
-    launch command can also follow `--`. Files with relative paths are copied to the nodes. Absolute paths are paths on
-    the nodes.
+    Raises:
+        UsageError: an option or the job cannot be used.
     """
-    inventory = selection.load_or_here(reporter, nodes=count, starts=True)
-    nodes = selection.nodes(inventory, count)
     if not words and module is None:
         words = (str(find_config(inventory)),)
     job: Job = from_words(words, module=module, **job_options)
     if inventory.alone:
         refuse_alone(count if count is not None else job.nodes)
     wanted, job = count_nodes(job, count, nodes)
-    nodes = nodes[:wanted]
     env = read_variables(variables, reporter)
     if twice := [each for each in env if job.env.get(each, env[each]) != env[each]]:
         reporter.warn(f"--env {', '.join(twice)}: overridden by the value in the command after --")
@@ -211,13 +233,7 @@ def train_command(
         expected=expected,
         ask_resume=ask_resume_arg(reporter),
     )
-    if dry_run:
-        with session_on(reporter, inventory, nodes, dry_run=True) as session:
-            _show(reporter, session, asked, shell)
-        return
-    with detach_on_hangup(), session_on(reporter, inventory, nodes) as session:
-        result = tasks.train(session, asked)
-    reporter.result(*train_output(result))
+    return inventory, tuple(nodes[:wanted]), asked
 
 
 def _show(reporter: Reporter, session: Session, asked: Training, shell: str) -> None:

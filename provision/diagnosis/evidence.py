@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 Event = Mapping[str, Any]
@@ -67,6 +68,24 @@ class Record:
     boot: float | None = None
     folder: str = ""
     pattern: str | None = None
+
+    @cached_property
+    def training(self) -> list[Event]:
+        """The samples of the phase training, or all but the first two if no sample has a phase."""
+        phased = [sample for sample in self.samples if sample.get("phase")]
+        if phased:
+            return [sample for sample in phased if sample["phase"] == "training"]
+        return list(self.samples[2:])
+
+    @cached_property
+    def gpus(self) -> dict[int, list[Mapping[str, Any]]]:
+        """The samples of each GPU in training, by its index."""
+        found: dict[int, list[Mapping[str, Any]]] = {}
+        for sample in self.training:
+            for gpu in sample.get("gpus") or ():
+                if isinstance(gpu, dict) and isinstance(gpu.get("index"), int):
+                    found.setdefault(gpu["index"], []).append(gpu)
+        return found
 
 
 @dataclass(frozen=True)

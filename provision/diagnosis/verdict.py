@@ -7,9 +7,9 @@ exception shows that the run survived it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from provision.diagnosis.cause import GRADES, Sign
 from provision.diagnosis.causes import TABLE
@@ -156,13 +156,17 @@ def _order(sign: Sign, places: dict[str, int], *, by_file: bool) -> tuple[int, f
 
 
 def _reason(evidence: Evidence) -> str:
-    """The agents' reason: the field ``why`` of the event ``end``."""
+    """The agents' reason: the field ``why`` of the event ``end``, or of the notice that an attempt failed."""
+    return next((str(why["text"]) for why in _reasons(evidence) if why.get("text")), "")
+
+
+def _reasons(evidence: Evidence) -> Iterator[Mapping[str, Any]]:
+    """The reasons that agents gave, of each node the newest first."""
     for record in evidence.records:
         for event in reversed(record.events):
             why = event.get("why")
-            if event.get("event") == "end" and isinstance(why, dict) and why.get("text"):
-                return str(why["text"])
-    return ""
+            if event.get("event") in {"end", "notice"} and isinstance(why, dict):
+                yield why
 
 
 def _exit(found: Sequence[Sign]) -> str:
@@ -173,12 +177,10 @@ def _exit(found: Sequence[Sign]) -> str:
 
 def _failed_place(found: Sequence[Sign], evidence: Evidence) -> tuple[str, int | None]:
     """Node and rank of an unexplained first failure: from the agents' reason, else from the first echo."""
-    for record in evidence.records:
-        for event in reversed(record.events):
-            why = event.get("why")
-            if event.get("event") == "end" and isinstance(why, dict) and why.get("node"):
-                rank = why.get("rank")
-                return str(why["node"]), rank if isinstance(rank, int) else None
+    for why in _reasons(evidence):
+        if why.get("node"):
+            rank = why.get("rank")
+            return str(why["node"]), rank if isinstance(rank, int) else None
     if found:
         named = [sign for sign in found if sign.rank is not None and "local_rank" in sign.captured]
         sign = (named or list(found))[0]

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from provision.errors import UsageError
 from provision.masking import mask_env, mask_text, mask_words
 from provision.run import config_text, fields
+from provision.run.difference import Description, describe
+from provision.run.environment import SETTINGS, flat, shown
 from provision.run.sampled import traffic
 from trainer.agent.contract.expected import Expected
 from trainer.agent.contract.expected import read as read_expected
@@ -21,9 +23,9 @@ from trainer.reader import Row
 
 Event = Mapping[str, Any]
 
-SAMPLES = 2000  # samples of a node that are shown
+SAMPLES = 2000  # samples of a node that are shown: a curve has about 1,000 pixels
 SHOWN = 1000  # events that are listed
-_TOGETHER = 200_000  # samples of all nodes together
+_TOGETHER = 16_000  # samples of all nodes together
 _LEAST = 100  # samples of a node among very many
 _GIB = 1 << 30
 _HUGE = 1e300
@@ -32,12 +34,7 @@ _BANDS = (("ms", 1000.0), ("tokens_per_second", 1.0), ("gpu_memory", 1 / _GIB)) 
 _SAME = 2.0  # seconds within which equal events of several nodes are one
 _PROGRESS = re.compile(r'"time": ?([0-9]{1,12}(?:\.[0-9]{1,9})?).{0,200}?"step": ?([0-9]{1,15})\b')
 _PLANNED = ("argv", "processes", "nnodes", "attempts", "grace", "cwd", "pattern")  # of a node's plan
-COMPARED = ("nodes", "state")  # what is known of every run
-_OWN = {"master", "env.MASTER_PORT"}
-_SETTINGS = 2000  # values of the configuration
 _FILE = 64 << 10  # characters of a configuration file
-_DEEP = 8  # levels of a configuration file
-_LONG = 2000  # characters of a value
 PORT = "port "  # and its name: the curve of a network interface or InfiniBand port
 _SLOWED = {*HARDWARE, "sw_thermal_slowdown"}  # a power cap alone is usual under load
 _SKIPPED = {"progress", "log"}  # events that are curves or log lines
@@ -184,7 +181,9 @@ def read_sample(sample: Event) -> Sample:
 
 def _gpu_values(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
     names = ("use", "memory", "power", "temperature", "clock")
-    use, memory, power, heat, clock = ([gpu[name] for gpu in gpus if is_finite(gpu.get(name))] for name in names)
+    use, memory, power, heat, clock = (
+        [value for gpu in gpus if (value := gpu.get(name)) is not None and is_finite(value)] for name in names
+    )
     if use:
         yield "gpu", sum(use) / len(use)
     if memory:
@@ -334,29 +333,29 @@ def _reason(why: Mapping[str, Any]) -> str:
 def configuration(run: RunData) -> dict[str, str]:
     """What the run was started with: this machine's record and the run's files, without secrets."""
     record = run.record
-    found = {key: _shown(record[key]) for key in ("launcher", "argv", "who", "master") if record.get(key)}
+    found = {key: shown(record[key]) for key in ("launcher", "argv", "who", "master") if record.get(key)}
     if record.get("prefix"):
-        found["release"] = _shown(record["prefix"]).rstrip("/").rpartition("/")[2]
+        found["release"] = shown(record["prefix"]).rstrip("/").rpartition("/")[2]
     plans = record.get("plans")
     plan = next(iter(plans.values()), None) if isinstance(plans, dict) else None
     if isinstance(plan, dict):
-        found.update({f"plan.{key}": _shown(plan[key]) for key in _PLANNED if plan.get(key) not in (None, "", [])})
+        found.update({f"plan.{key}": shown(plan[key]) for key in _PLANNED if plan.get(key) not in (None, "", [])})
         env = plan.get("env")
         if isinstance(env, dict):
-            found.update({f"env.{name}": _shown(value) for name, value in sorted(mask_env(env).items())})
+            found.update({f"env.{name}": shown(value) for name, value in sorted(mask_env(env).items())})
     for name, text in sorted(run.files.items()):
-        found.update({f"{name}: {key}": value for key, value in _settings(name, text)})
-    return dict(islice(found.items(), _SETTINGS))
+        found.update({f"{name}: {key}": value for key, value in file_settings(name, text)})
+    return dict(islice(found.items(), SETTINGS))
 
 
-def comparable(run: RunData) -> dict[str, str]:
-    """The configuration for a comparison: without the run's own id and port, which differ between all runs."""
-    own = {key: value.replace(run.id, "RUN") for key, value in configuration(run).items() if key not in _OWN}
-    return {**own, "nodes": ", ".join(node.name for node in run.nodes), "state": run.state}
+def described(run: RunData) -> Description:
+    """The run for a comparison."""
+    files = {f"{name}: {key}": value for name, text in run.files.items() for key, value in file_settings(name, text)}
+    return describe(run.id, run.record, nodes=[node.name for node in run.nodes], files=files)
 
 
 @cache
-def _settings(name: str, text: str) -> tuple[tuple[str, str], ...]:
+def file_settings(name: str, text: str) -> tuple[tuple[str, str], ...]:
     """The values of a configuration in YAML or JSON by their paths; none if it is no mapping of bounded size."""
     try:
         content = config_text.load(name, text)[1] if len(text) <= _FILE else None
@@ -365,28 +364,7 @@ def _settings(name: str, text: str) -> tuple[tuple[str, str], ...]:
     if not isinstance(content, dict):
         return ()
     found = []
-    for key, value in islice(_flat("", content, 0), _SETTINGS):
+    for key, value in islice(flat("", content), SETTINGS):
         word = mask_words([f"{key.rpartition('.')[2]}={value}"])[0]
-        found.append((key, _shown(word.partition("=")[2])))
+        found.append((key, shown(word.partition("=")[2])))
     return tuple(found)
-
-
-def _flat(path: str, content: object, depth: int) -> Iterator[tuple[str, object]]:
-    """The values of mappings, also of those in lists, so that each has the name that shows whether it is a secret."""
-    if isinstance(content, dict):
-        inner = list(content.items())
-    elif isinstance(content, list) and any(isinstance(each, dict | list) for each in content):
-        inner = list(enumerate(content))
-    else:
-        yield path, content
-        return
-    if depth == _DEEP:
-        yield path, "\N{HORIZONTAL ELLIPSIS}"
-        return
-    for key, value in inner:
-        yield from _flat(f"{path}.{key}" if path else str(key), value, depth + 1)
-
-
-def _shown(value: object) -> str:
-    text = " ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return mask_text(text)[:_LONG]

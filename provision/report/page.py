@@ -15,24 +15,26 @@ from statistics import fmean, median
 from typing import Any
 
 from provision import __version__
+from provision.inventory import fold
 from provision.output_text import duration
 from provision.render import template_text
 from provision.report.curves import run_curves
 from provision.report.data import (
-    COMPARED,
     SHOWN,
     Happening,
     NodeData,
     RunData,
     bands,
     clock_jumps,
-    comparable,
     configuration,
+    described,
     happenings,
     row_times,
     step_times,
 )
 from provision.report.picture import Points, escaped, picture
+from provision.run.difference import KINDS, RANKS, compare
+from provision.run.preflight import from_record
 
 _UPLOT = "report/uplot-1.6.32"
 _CURVES = (  # a row's field, and the English title
@@ -43,7 +45,20 @@ _CURVES = (  # a row's field, and the English title
     ("tokens_per_second", "Tokens per second"),
     ("ms", "Milliseconds per step"),
 )
+_MEANS = (  # of a node's samples
+    ("gpu", "GPU utilisation, %"),
+    ("gpu_memory", "GPU memory, GiB"),
+    ("power", "GPU power, W"),
+    ("temperature", "GPU temperature, °C"),
+    ("memory", "Memory used, GiB"),
+    ("network", "Network, MB/s"),
+)
+_PACE = ("gpu", "power", "temperature")  # a slow GPU differs from the others in one of them
+_FAR = 0.1  # part of the median
+_VERDICTS = (("OK", "passed"), ("FAIL", "failed"), ("WARN", "warned"), ("UNKNOWN", "unknown"), ("N/A", "inapplicable"))
+_STRAGGLERS = 100
 _DRAWN = 8  # runs or nodes in a picture without scripts
+_DIFFERENCES = 500
 _TABLE = 40  # rows in the table of numbers
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
@@ -107,6 +122,8 @@ def _body(runs: Sequence[RunData], now: float) -> Iterator[str]:
     for key, english, part in (
         ("diagnosis", "Diagnosis", _diagnosis),
         ("attempts", "Restarts", _attempts),
+        ("slowest", "Slowest rank", _slowest),
+        ("preflight", "Checks before the start", _preflight),
         ("nodes", "Nodes", _nodes),
         ("configuration", "Configuration", _configuration),
         ("events", "Events", _events),
@@ -212,25 +229,27 @@ def _expectation(run: RunData) -> Iterator[str]:
 
 
 def _differences(runs: Sequence[RunData]) -> str:
-    known = [comparable(run) for run in runs]
-    unknown = [run.id for run in runs if not configuration(run)]
-    compared = known if not unknown else [{key: each[key] for key in COMPARED} for each in known]
-    keys = sorted({key for each in compared for key in each})
+    """The differences as ``clusterctl compare`` finds them, and what is not known of some runs."""
+    found = compare([described(run) for run in runs])
     rows = [
-        (f"<code>{escaped(key)}</code>", *(escaped(each.get(key, "\N{EN DASH}")) for each in compared))
-        for key in keys
-        if len({each.get(key) for each in compared}) > 1
+        (
+            _label(f"d_{each.kind}", each.about.title),
+            f"<code>{escaped(each.name)}</code>",
+            *(escaped("\N{EN DASH}" if value is None else value) for value in each.values),
+        )
+        for each in found.differences[:_DIFFERENCES]
     ]
     text = ""
-    if unknown:
-        label = _label(
-            "unknown", "The configuration of these runs is not known, so only nodes and states are compared:"
-        )
-        text = f"<p>{label} {escaped(', '.join(unknown))}</p>"
+    if unknown := list(found.unknown):
+        label = _label("unknown", "Not compared, because it is not known of every run:")
+        text = f"<p>{label} {', '.join(_label(f'd_{kind}', KINDS[RANKS[kind]].title) for kind in unknown)}</p>"
     if not rows:
-        label = _label("no_difference", "No difference in configuration, release and nodes is known.")
-        return f"{text}<p>{label}</p>"
-    return text + _table((("name", "Name"), *(("", escaped(run.id)) for run in runs)), rows)
+        return f"{text}<p>{_label('no_difference', 'No difference is known.')}</p>"
+    if (more := len(found.differences) - len(rows)) > 0:
+        text += f"<p>{_label('more_differences', 'Further differences are not listed:')} {more:,}</p>"
+    order = _label("likely", "The most likely cause of another behaviour is first.")
+    heads = (("type", "Kind"), ("name", "Name"), *(("", escaped(run.id)) for run in runs))
+    return f"{text}<p>{order}</p>{_table(heads, rows)}"
 
 
 def _curves(runs: Sequence[RunData]) -> str:
@@ -299,25 +318,71 @@ def _attempts(run: RunData) -> str:
     return _table(heads, rows) if rows else ""
 
 
+def _slowest(run: RunData) -> str:
+    """What the agents recorded about a rank that the others wait for."""
+    rows = [
+        (_when(each.time), _number(each.step), escaped(fold(each.nodes)), escaped(each.text))
+        for each in happenings(run)
+        if each.kind == "straggler"
+    ]
+    heads = (("time", "Time"), ("step", "Step"), ("node", "Node"), ("text", "Text"))
+    return _table(heads, rows[-_STRAGGLERS:]) if rows else ""
+
+
+def _preflight(run: RunData) -> str:
+    """The results of the checks before the newest start."""
+    done = from_record(run.record.get("preflight"))
+    if done is None:
+        return ""
+    counts = [f"{count:,} {_label(f'v_{word}', word)}" for name, word in _VERDICTS if (count := done.checks.get(name))]
+    rows = [
+        (
+            f'<span class="{"bad" if each.verdict == "FAIL" else "note"}">{escaped(each.verdict)}</span>',
+            escaped(each.check),
+            escaped(fold(each.nodes)),
+            escaped(each.observed),
+            escaped(each.fix),
+        )
+        for each in done.problems
+    ]
+    left_out = _label("left_out", "left out")
+    rows += [(left_out, "", escaped(name), escaped(why), "") for name, why in done.dropped.items()]
+    heads = (("verdict", "Verdict"), ("check", "Check"), ("node", "Node"), ("text", "Text"), ("fix", "Fix"))
+    return f"<p>{', '.join(counts)}</p>" + (_table(heads, rows) if rows else "")
+
+
 def _nodes(run: RunData) -> str:
-    rows = []
-    for node in run.nodes:
-        values = [sample.values for sample in node.samples]
-        means = [[each[name] for each in values if name in each] for name in ("gpu", "gpu_memory", "memory", "network")]
-        rows.append((
+    """The nodes with the means of their samples. Far means of what the speed depends on are marked."""
+    names = [name for name, _ in _MEANS]
+    means = {node.name: {name: fmean(found) for name in names if (found := _values(node, name))} for node in run.nodes}
+    known = {name: [each[name] for each in means.values() if name in each] for name in names}
+    middle = {name: median(found) for name, found in known.items() if found}
+    marked = _PACE if len(run.nodes) > 2 else ()  # of two nodes, nothing tells which is the slow one
+    rows = [
+        (
             escaped(node.name),
             _number(node.rank),
             escaped(node.state.get("state") or ""),
-            *(f"{fmean(each):,.1f}" if each else "" for each in means),
+            *(_mean(means[node.name].get(name), middle.get(name) if name in marked else None) for name in names),
             _number(len(node.samples)),
-        ))  # fmt: skip
-    rows += [(escaped(name), "", escaped(why), "", "", "", "", "") for name, why in run.missing.items()]
-    heads = (
-        ("node", "Node"), ("rank", "Rank"), ("state", "State"), ("gpu", "GPU utilisation, %"),
-        ("gpu_memory", "GPU memory, GiB"), ("memory", "Memory used, GiB"), ("network", "Network, MB/s"),
-        ("samples", "Samples"),
-    )  # fmt: skip
+        )
+        for node in run.nodes
+    ]
+    rows += [(escaped(name), "", escaped(why), *("" for _ in names), "") for name, why in run.missing.items()]
+    heads = (("node", "Node"), ("rank", "Rank"), ("state", "State"), *_MEANS, ("samples", "Samples"))
     return _table(heads, rows) if rows else ""
+
+
+def _values(node: NodeData, name: str) -> list[float]:
+    return [sample.values[name] for sample in node.samples if name in sample.values]
+
+
+def _mean(value: float | None, middle: float | None) -> str:
+    """A node's mean, marked if it is far from the median of the nodes' means; ``middle`` is None for no mark."""
+    if value is None:
+        return ""
+    is_far = middle is not None and abs(value - middle) > _FAR * abs(middle)
+    return f'<b class="note">{value:,.1f}</b>' if is_far else f"{value:,.1f}"
 
 
 def _configuration(run: RunData) -> str:

@@ -15,8 +15,13 @@ folder that only its user can read. Secrets are masked (``masking``): only the p
 ``launcher``   the launcher's name
 ``argv``       the configuration or script that the user gave, and its arguments
 ``unsent``     by path in the code folder, the bytes of git-ignored files that were not sent (``run/ignored.py``)
+``options``    by name, the values of the options of ``train`` that can change a run
+``settings``   the values of the configuration; ``variables`` those of the inventory and of ``--env``
+``files``      by name, a digest of each file that was sent; ``data`` the same of data and models on the first node
+``packages``   the installed versions, ``hardware`` the machines; nodes with equal ones are one entry
 ``plans``      by node name, the plan of its agent, without secrets
 ``expected``   what the run is judged by, or null (``trainer/agent/contract/expected.py``)
+``preflight``  the results of the checks before the newest start (``run/preflight.py``)
 ``began``      the start time, in UTC
 ``who``        ``USER@HOST`` of the command
 ``seconds``    how long the command followed it

@@ -48,6 +48,7 @@ class Facts:
     memory_available: int | None = None
     disk_free: int = 0
     infiniband: tuple[Mapping[str, Any], ...] = ()
+    hardware: Mapping[str, str] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     ops: tuple[str, ...] = ()

@@ -108,12 +108,14 @@ class GateResult:
         answers: by node name, the answers of these nodes.
         dropped: the other nodes, each with its reason.
         findings: all findings about nodes that answered, including OK.
+        content: by path, the data and models of the run on the first of the nodes.
     """
 
     nodes: tuple[Node, ...]
     answers: Mapping[str, Answer]
     dropped: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    content: Mapping[str, Content] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -242,7 +244,8 @@ class _Attempt:
                 left, answers = self._ask_again(rest)
                 replies = None
         self._warn(left, findings)
-        return GateResult(left, answers, dict(self.dropped), findings)
+        content = {path: each[left[0].name] for path, each in replies.content.items() if left[0].name in each}
+        return GateResult(left, answers, dict(self.dropped), findings, content)
 
     def _answered(self) -> tuple[Node, ...]:
         """The prepared nodes, if the others may be dropped."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +33,7 @@ _MOST = 64 << 20  # bytes of each file of a node
 _LINE = 1 << 20  # bytes of a line
 _STATE = 1 << 18  # bytes of a state
 _BLOCK = 256 << 10
+_TOGETHER = 1000  # lines of events that are read together
 _FILES = 20  # configuration files
 _NODES = ("state.json", "events.jsonl", "metrics.jsonl", *KEPT)  # a folder with one of these is a node's
 
@@ -145,7 +148,7 @@ def _local(folder: Path, places: list[Path]) -> Reported:
         read_node(
             place.name,
             _lines(place / "events.jsonl"),
-            [*_lines(place / "metrics.jsonl.1"), *_lines(place / "metrics.jsonl")],
+            _spaced((place / "metrics.jsonl.1", place / "metrics.jsonl"), samples_of(len(places))),
             _start(place / "state.json"),
             rank=ranks.get(place.name, number),
             nodes=len(places),
@@ -169,14 +172,14 @@ def _series(folder: Path, node: NodeData) -> Series:
     pattern: Pattern | None = read_pattern(own, "the run's pattern") if isinstance(own, str) else None
     events = Reader()
     printed = Reader(pattern=pattern) if pattern else events
-    for line in _lines(folder / "events.jsonl"):
-        if '"event": "progress"' in line:
-            _add(series, events.feed(f"{line}\n"))
+    progress = (f"{line}\n" for line in _lines(folder / "events.jsonl") if '"event": "progress"' in line)
+    while block := "".join(islice(progress, _TOGETHER)):
+        _add(series, events.feed(block))
     path = next((folder / name for name in KEPT if (folder / name).is_file()), None)
     if path is not None:
         with path.open("rb") as file:
-            while block := file.read(_BLOCK):
-                _add(series, printed.feed(block))
+            while part := file.read(_BLOCK):
+                _add(series, printed.feed(part))
     for reader in {events, printed}:
         _add(series, reader.close())
     return series
@@ -195,6 +198,27 @@ def _lines(path: Path) -> Iterator[str]:
         while line := file.readline(_LINE):
             if b'"event": "log"' not in line:
                 yield line.decode("utf-8", "replace").rstrip("\n")
+
+
+def _spaced(paths: Sequence[Path], most: int) -> list[str]:
+    """Evenly spaced lines of files of the agent, at most ``most``: the others are not even decoded."""
+    there = [path for path in paths if path.is_file()]
+    by = max(1, math.ceil(sum(map(_count, there)) / most))
+    found: list[str] = []
+    before = 0
+    for path in there:
+        with path.open("rb") as file:
+            while line := file.readline(_LINE):
+                if before % by == 0:
+                    found.append(line.decode("utf-8", "replace").rstrip("\n"))
+                before += 1
+    return found
+
+
+def _count(path: Path) -> int:
+    """How many lines a file has."""
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(_BLOCK), b"")) + 1
 
 
 def _start(path: Path) -> str:

@@ -17,6 +17,8 @@ from provision.launchers import fewer
 from provision.model import Node
 from provision.render import quote
 from provision.run import plan_name, record, world_size
+from provision.run.environment import STARTED_WITH, started_on
+from provision.run.preflight import preflight, to_record
 from provision.run.record import TrainResult
 from provision.run.spec import VISIBLE
 from provision.tasks.gate import GateOptions, gate
@@ -108,6 +110,9 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
         "argv": kept.get("argv"),
         "unsent": kept.get("unsent", {}),
         "resume_arg": kept.get("resume_arg") if text is None else text,
+        **{name: kept[name] for name in STARTED_WITH if name in kept},
+        **started_on({node.name: passed.answers[node.name].facts for node in passed.nodes}),
+        "preflight": to_record(preflight(passed.findings, passed.dropped)),
     }
     return Start(session, members, run.id, fresh, about).follow(options.following)
 

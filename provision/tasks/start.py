@@ -268,6 +268,22 @@ def _answer(out: str) -> dict[str, Any]:
     return {}
 
 
+def stop_detached(session: Session, result: TrainResult) -> None:
+    """Stop a run that the command has left because it has trained enough.
+
+    Raises:
+        NodesFailedError: it may still be running.
+    """
+    if result.state != "detached":
+        return
+    nodes = [next(node for node in session.nodes if node.name == name) for name in result.nodes]
+    left = problems(stop_on(session, result.run, nodes, {node.name: rank for rank, node in enumerate(nodes)}))
+    if left:
+        raise NodesFailedError(
+            f"run {result.run} may still be running", reasons=left, hint=f"clusterctl stop {result.run}"
+        )
+
+
 class Attachment:
     """Follows the agents of a run on ``nodes``, which are in the order of their ranks.
 

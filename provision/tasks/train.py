@@ -22,8 +22,10 @@ from provision.model import Inventory, Node, Notice
 from provision.run import Job, Launch, RunFiles, RunSpec, new_run_id, resume_args
 from provision.run.config import MisspelledKeyError
 from provision.run.config_text import read
+from provision.run.environment import started_on, started_with
 from provision.run.expected import typed_band
 from provision.run.ignored import unsent_text
+from provision.run.preflight import preflight, to_record
 from provision.run.record import TrainResult
 from provision.run.spec import VISIBLE, choose_nodes, workers
 from provision.tasks import ds_files
@@ -142,6 +144,9 @@ def train(session: Session, asked: Training) -> TrainResult:
             "argv": mask_words(asked.words),
             "unsent": {each.path: each.size for each in files.unsent},
             "resume_arg": asked.job.resume_arg if files.resuming else "",
+            **started_with(session.typed, session.inventory.train.env, files, passed.content),
+            **started_on({node.name: passed.answers[node.name].facts for node in passed.nodes}),
+            "preflight": to_record(preflight(passed.findings, passed.dropped)),
         }
     return Start(session, passed.nodes, run, plans, about).follow(asked.following)
 

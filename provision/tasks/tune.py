@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision.errors import ClusterctlError, NodesFailedError, RunFailedError
+from provision.errors import ClusterctlError, RunFailedError
 from provision.launchers import from_words
 from provision.model import Notice
 from provision.render import quote
@@ -27,8 +27,7 @@ from provision.tasks.expected import card_of
 from provision.tasks.gate import GateOptions
 from provision.tasks.history import prune
 from provision.tasks.plan_config import Abilities, Planned, plan_config
-from provision.tasks.runs import problems, stop_on
-from provision.tasks.start import Following
+from provision.tasks.start import Following, stop_detached
 from trainer.plan import Cluster
 from trainer.plan.factory import Settings, estimate
 from trainer.plan.faster import faster
@@ -203,15 +202,8 @@ def _measure(session: Session, planned: Planned, candidate: Candidate, limit: Li
         result = train.train(session, replace(asked, following=Following(enough=limit)))
     except RunFailedError as error:
         return Measured(candidate, dropped=why_failed(error))
-    head = session.nodes[0]
-    if result.state == "detached":
-        nodes = [next(node for node in session.nodes if node.name == name) for name in result.nodes]
-        head = nodes[0]
-        left = problems(stop_on(session, result.run, nodes, {node.name: rank for rank, node in enumerate(nodes)}))
-        if left:
-            raise NodesFailedError(
-                f"run {result.run} may still be running", reasons=left, hint=f"clusterctl stop {result.run}"
-            )
+    stop_detached(session, result)
+    head = next(node for node in session.nodes if node.name == result.nodes[0])
     log = session.run(head, f"head -c {_LOG} -- {quote(f'{result.output}/{TRAINER_LOG}')}", deadline=_DEADLINE).out
     found = measured(candidate, rows_of_log(log), _tokens(planned), until=until)
     prune(session, Wanted(), lambda plan, more: (*plan.runs, *more), words=[result.run])

@@ -4,6 +4,7 @@ Selenium drives Debian's chromium, because Debian ships a chromedriver of the sa
 elsewhere. Playwright brings its own browser builds, which come from a host that an offline machine cannot reach.
 """
 
+import importlib.util
 import json
 import os
 import shutil
@@ -69,6 +70,15 @@ def start_chromium(folder, *more):
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
     return webdriver.Chrome(options=options, service=webdriver.ChromeService(program))
+
+
+@pytest.fixture(scope="session")
+def axe():
+    """The text of axe-core; skips without it."""
+    found = importlib.util.find_spec("axe_playwright_python")
+    if found is None and "CI" not in os.environ:
+        pytest.skip("no axe-core: scripts/setup installs it")
+    return Path(found.origin).with_name("axe.min.js").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -97,6 +97,16 @@ def test_every_relative_link_leads_somewhere(page):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("name", ["monitor.svg", "report.png"])
+def test_the_pictures_are_small_and_embedded_and_load_nothing(name):
+    picture = ROOT / "docs" / "assets" / name
+    assert 10_000 < picture.stat().st_size < 200_000
+    if picture.suffix == ".svg":
+        assert not re.search(r"<script|(?:href|src)=|@import|url\((?!['\"]?#)|\d+\.\d+\.\d+\.\d+", picture.read_text())
+    assert f"](docs/assets/{name})" in (ROOT / "README.md").read_text(encoding="utf-8").partition("```")[0]
+    assert f"](assets/{name})" in (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+
+
 def test_every_script_in_the_readme_exists():
     scripts = set(re.findall(r"scripts/[a-z-]+", (ROOT / "README.md").read_text(encoding="utf-8")))
     assert {"scripts/demo", "scripts/test"} <= scripts

@@ -1,6 +1,8 @@
 """The report of ``clusterctl report`` in a real browser: its curves, its languages, and no request to any host."""
 
+import json
 import math
+import re
 
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
@@ -132,6 +134,53 @@ def test_without_scripts_tables_and_pictures_remain(show):
         assert browser.all("#curves table")[0].is_displayed()
     finally:
         browser.driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+def violations(browser, axe):
+    """What axe-core finds that keeps people from reading or using the page."""
+    browser.driver.execute_cdp_cmd("Runtime.evaluate", {"expression": axe})
+    judged = browser.driver.execute_cdp_cmd(
+        "Runtime.evaluate",
+        {"expression": "axe.run().then(JSON.stringify)", "awaitPromise": True, "returnByValue": True},
+    )
+    found = json.loads(judged["result"]["value"])
+    assert found["passes"], "nothing was judged"
+    return [
+        (each["id"], each["nodes"][0]["html"][:200])
+        for each in found["violations"]
+        if each["impact"] in {"serious", "critical"}
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(show, axe, scheme):
+    preflight = {"checks": {"OK": 9}, "problems": [{"check": "fs.tmp", "verdict": "WARN", "nodes": ["gpu00"]}]}
+    browser = show(run(diagnosis="rank 1 failed", missing={"gpu09": "no answer"}, record={"preflight": preflight}))
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    try:
+        browser.driver.refresh()
+        browser.wait(lambda: {"loss", "gpu"} <= set(drawn(browser)))
+        assert violations(browser, axe) == []
+        assert not browser.external(browser.requested())
+        assert not browser.errors()
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+def test_axe_finds_nothing_serious_without_scripts(axe, browser, tmp_path):
+    """The page's own scripts are gone, and what is in <noscript> is shown, as a browser without scripts shows it."""
+    page = re.sub(
+        r"<script\b.*?</script>|</?noscript>|<meta http-equiv[^>]*>", "", report_page([run()], BEGAN), flags=re.DOTALL
+    )
+    file = tmp_path / "report.html"
+    file.write_text(page)
+    browser.errors()
+    browser.open(file)
+    assert browser.all("svg polyline")
+    assert violations(browser, axe) == []
+    assert not browser.external(browser.requested())
+    assert not browser.errors()
 
 
 def test_every_curve_is_printed(show):

@@ -16,6 +16,13 @@ def losses(training, run):
     return {line["current_steps"]: line["loss"] for line in map(json.loads, lines)}
 
 
+def report(training, run, path):
+    """The page about a run."""
+    written = training.run("report", run, "-o", path)
+    assert written.returncode == 0, written.stderr
+    return path.read_text()
+
+
 def test_torn_checkpoint_is_skipped_restart_resumes_and_collect_takes_the_newest(plain_nodes, tmp_path):
     restarted = plain_nodes.start(
         *("train", "--nodes", "2", "--restarts", "2", "--output", "out", "--resume-arg", "--resume={checkpoint}"),
@@ -28,7 +35,16 @@ def test_torn_checkpoint_is_skipped_restart_resumes_and_collect_takes_the_newest
     torn = f"cp -r {out}/checkpoint-10 {out}/checkpoint-99; truncate -s 100 {out}/checkpoint-99/model.safetensors"
     plain_nodes.on("node01", "sh", "-c", torn)
     plain_nodes.kill("node02", plain_nodes.rank("node02"), signal.SIGKILL)
+    assert "the run was running when this report was written" in report(plain_nodes, run, tmp_path / "early.html")
     assert restarted.finish(180) == 0, restarted.output
+    page = report(plain_nodes, run, tmp_path / "report.html")
+    restarts = re.search(r'id="attempts".*?</section>', page)[0]
+    assert re.search(r"attempt 2 starts from checkpoint-1[05]</td><td>node02.*(SIGKILL|exited with code)", restarts), (
+        restarts
+    )
+    assert re.search(r'id="preflight".*?[1-9]\d* <span data-i="v_passed">', page)
+    for rank, node in enumerate(plain_nodes.nodes):
+        assert f"<td>{node}</td><td>{rank}</td><td>finished" in page
     assert re.search(r"rank 0 resumes from step 1[05]", restarted.output), restarted.output
     assert sorted(losses(plain_nodes, run)) == list(range(1, 41))
     assert plain_nodes.marked() == []

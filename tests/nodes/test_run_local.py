@@ -1,9 +1,12 @@
 """The smallest world: this machine alone without ssh."""
 
 import itertools
+import json
 import os
 import re
+import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -12,11 +15,18 @@ from pathlib import Path
 
 import command
 import pytest
-from training import PLAIN, Training
+from training import PLAIN, Attached, Training
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
 KILLING = Path(__file__).with_name("killing.py")
+TINY = """
+import sys
+for step in range(1, int(sys.argv[sys.argv.index("--steps") + 1]) + 1):
+    print(f"step {step} loss {1 / step}", flush=True)
+    if step == 2 and "--wide" in sys.argv:
+        sys.exit("OutOfMemoryError: CUDA out of memory")
+"""
 LONG = ("--output", "out", "steps.py", "--", "--steps", "100000", "--output", "out")
 
 
@@ -93,6 +103,37 @@ def test_logs_and_stop_without_ssh(alone):
     page = (alone.folder / f"report-{run}.html").read_text()
     assert '<b class="state stopped">' in page
     assert "steps.py --output out --steps 100000" in page or "steps.py --steps 100000 --output out" in page
+
+
+def test_compare_and_bisect_resumes_after_ctrl_c(alone, monkeypatch):
+    """Three settings differ, and one of them lets the job fail."""
+    (alone.folder / "tiny.py").write_text(TINY)
+    for name, value, words in (("good", "1", ()), ("bad", "2", ("--wide", "--seed", "9"))):
+        argv = ("--name", name, "--env", f"UNUSED={value}", "tiny.py", "--", "--steps", "3", *words)
+        alone.run("train", "--nodes", "1", *argv)
+    compared = alone.run("compare", "good", "bad")
+    assert compared.returncode == 0, compared.stderr
+    assert re.search(r"arguments: .*\n  --wide +not set -> set\n  --seed +not set -> 9\n", compared.stdout), (
+        compared.stdout
+    )
+    assert re.search(r"variables: .*\n  UNUSED +1 +-> 2\n", compared.stdout)
+    assert "packages:" not in compared.stdout
+    argv = ("compare", "good", "bad", "--bisect", "--json", "--", "tiny.py", "--steps", "2")
+    for name, value in alone.environ.items():
+        monkeypatch.setenv(name, value)
+    first = Attached(alone, argv, "round 2")
+    first.send(signal.SIGINT)
+    assert first.finish() == 130, first.output
+    assert "round 1: GOOD: good" in first.output
+    again = alone.run(*argv)
+    assert again.returncode == 0, again.stderr
+    assert "2 rounds of the interrupted bisection are kept" in again.stderr
+    assert "round 1:" not in again.stderr
+    found = json.loads(again.stdout)["bisect"]
+    assert (found["cause"], found["sure"]) == (["--wide"], True), again.stdout
+    assert found["rounds"][1]["verdict"] == "bad"
+    assert "CUDA out of memory" in found["rounds"][1]["text"]
+    assert shlex.split(found["commands"]["bad"])[-4:] == ["tiny.py", "--steps", "2", "--wide"]
 
 
 def test_ctrl_c_at_every_other_event_of_train_leaves_no_process(alone):

@@ -196,6 +196,20 @@ def test_earlier_attempts_are_reported():
     assert "attempt 1: node01 rank 0: CUDA out of memory" in diagnosis_output(result)[1]
 
 
+def test_a_killed_rank_of_an_earlier_attempt_is_named_by_the_agents_reason():
+    why = {"node": "node02", "rank": 1, "text": "rank 1 was killed by SIGKILL"}
+    events = (
+        {"event": "attempt", "time": 10.0, "attempt": 1},
+        {"event": "exit", "time": 20.0, "attempt": 1, "rc": 143},
+        {"event": "notice", "time": 20.1, "attempt": 1, "text": "attempt 1 of 2 failed", "why": why},
+        {"event": "attempt", "time": 21.0, "attempt": 2},
+        {"event": "end", "time": 30.0, "attempt": 2, "state": "finished", "why": None},
+    )
+    records = tuple(Record(name, rank, events=events) for rank, name in enumerate(("node01", "node02")))
+    shown = diagnosis_output(diagnose(Evidence(records, "r", "finished")))[1]
+    assert "attempt 1: node02 rank 1: rank 1 was killed by SIGKILL" in shown
+
+
 @pytest.mark.parametrize(
     ("state", "words"),
     [("running", "is running"), ("finished", "has finished"), ("stopped", "was stopped"), ("", "no failure was found")],

@@ -22,11 +22,13 @@ from recorded_runs.cases import FOLDER
 
 from provision.cli import cli
 from provision.errors import UsageError
+from provision.model import Finding
 from provision.output import Reporter
 from provision.render import render
 from provision.report import NodeData, RunData, read_node, report_page
 from provision.report.curves import node_curves, pack, run_curves
-from provision.report.data import configuration, happenings
+from provision.report.data import Sample, configuration, happenings
+from provision.run.preflight import from_record, preflight, to_record
 from provision.tasks.diagnose import split
 from provision.tasks.report import report_folder
 from trainer.reader import Row
@@ -174,6 +176,30 @@ def test_truncated_and_wrong_lines_are_skipped():
     assert "<main>" in report_page([RunData("r", nodes=(node,))], NOW)
 
 
+def test_files_that_end_in_the_middle_of_a_line_are_read_to_there(tmp_path):
+    place = tmp_path / "r1" / "gpu01"
+    place.mkdir(parents=True)
+    lines = [json.dumps({"time": 100.0 + number, "gpus": [{"index": 0, "use": 50}]}) + "\n" for number in range(5000)]
+    (place / "metrics.jsonl.1").write_text("".join(lines[:2000])[:-7])
+    (place / "metrics.jsonl").write_bytes("".join(lines[2000:]).encode()[:-9] + b"\xff\x00")
+    (place / "events.jsonl").write_text('{"event": "attempt", "time": 100.0, "attempt": 1}\n{"event": "end", "ti')
+    (place / "state.json").write_text('{"run": "r1", "sta')
+    run = report_folder(tmp_path / "r1").run
+    (node,) = run.nodes
+    assert 1600 < len(node.samples) <= 2000
+    assert (node.samples[0].time, node.samples[-1].time) == (100.0, pytest.approx(5100, abs=5))
+    assert [event["event"] for event in node.events] == ["attempt"]
+    assert "<main>" in report_page([run], NOW)
+
+
+def test_a_clock_that_jumps_ahead_keeps_every_value():
+    times = {0: 10.0, 1: 20.0, 2: 4e9, 3: 30.0, 4: 9e10}
+    lines = [f'{{"event": "progress", "time": {time}, "step": {step}}}' for step, time in times.items()]
+    run = RunData("r", nodes=(read_node("gpu07", lines, [], ""),), rows=tuple(Row(step, 1.0) for step in times))
+    assert column(run_curves(run)["time"]) == list(times.values())
+    assert "<main>" in report_page([run], NOW)
+
+
 def test_a_clock_that_goes_back_is_reported_by_name():
     lines = [f'{{"event": "progress", "time": {time}, "step": {step}}}' for step, time in enumerate((10, 20, 5, 30))]
     run = RunData("r", nodes=(read_node("gpu07", lines, [], ""),), rows=tuple(Row(step, 1.0) for step in range(4)))
@@ -285,6 +311,64 @@ def test_configuration_has_no_secrets():
     assert found["env.A"] == "1"
     assert "s3cr3t" not in json.dumps(found)
     assert "s3cr3t" not in report_page([run], NOW)
+
+
+def test_checks_before_the_start_are_listed_with_nodes_and_fix():
+    names = [f"gpu{number:02}" for number in range(1, 17)]
+    found = [Finding("net.route", name, "OK", "fine") for name in names]
+    found += [Finding("fs.tmp", name, "WARN", "/tmp is full", fix="free it: hf_" + "a" * 34) for name in names]
+    found += [Finding("gpu.ecc", "gpu01", "N/A", "no GPU"), Finding("gpu.ecc", "gpu02", "FAIL", EVIL)]
+    kept = json.loads(json.dumps(to_record(preflight(found, {"gpu17": "no answer"}))))
+    assert len(json.dumps(kept)) < 2000
+    page = report_page([RunData("r", record={"preflight": kept})], NOW)
+    part = re.search(r'id="preflight".*?</section>', page)[0]
+    assert [each.verdict for each in from_record(kept).problems] == ["FAIL", "WARN"]
+    text = " ".join(Page(part).texts)
+    for shown in (
+        "1  passed , 1  failed , 1  warned",
+        "gpu[01-16]",
+        "/tmp is full",
+        "free it: ***",
+        "gpu17",
+        "no answer",
+    ):
+        assert shown in text, (shown, text)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        [],
+        {},
+        {"checks": [1], "problems": {"a": 1}, "dropped": "x"},
+        {"checks": {"OK": True, "WARN": -1, "x": 1}, "problems": [1, {"verdict": ["WARN"]}, {"verdict": "WARN"}]},
+        {"problems": [{"verdict": "FAIL", "nodes": [1, None, EVIL], "observed": ["x"], "fix": 5}] * 1000},
+    ],
+)
+def test_unknown_results_of_checks_are_skipped(content):
+    assert "<main>" in report_page([RunData("r", record={"preflight": content})], NOW)
+
+
+def test_findings_of_many_nodes_stay_small():
+    found = [Finding("fs.tmp", f"node{n}", "WARN", f"{n} bytes left" * 100) for n in range(5000)]
+    assert len(json.dumps(to_record(preflight(found, {})))) < 100_000
+
+
+def test_the_rank_that_others_wait_for_is_named():
+    text = "the others wait for rank 3 on gpu02 12 % of the time (throttled clock)"
+    event = {"event": "straggler", "time": 5.0, "state": "slow", "rank": 3, "text": text}
+    run = RunData("r", nodes=(NodeData("gpu02", events=(event, {"event": "straggler"})),))
+    part = re.search(r'id="slowest".*?</section>', report_page([run], NOW))[0]
+    assert text in part
+
+
+def test_a_node_with_other_means_is_marked():
+    def node(name, watts):
+        return NodeData(name, samples=(Sample(1.0, 1, {"power": watts}),))
+
+    page = report_page([RunData("r", nodes=tuple(map(node, "abcd", (600.0, 610.0, 605.0, 400.0))))], NOW)
+    assert re.findall(r'<b class="note">([^<]+)</b>', page) == ["400.0"]
 
 
 def test_differences_of_runs_are_listed():

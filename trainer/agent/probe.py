@@ -12,6 +12,7 @@
 ``gpus``, ``cpus``     counts; ``memory_available`` and ``disk_free`` in bytes
 ``infiniband``         ``[{"device", "port", "state": "ACTIVE", "link_layer": "InfiniBand", "rate": Gbit/s,
                        "gid_index": of Ethernet's RoCE v2 address over IPv4}]``; unknown values are null
+``hardware``           what can differ between machines, see ``hardware``
 ``packages``           names of the distributions in the environment that runs this, lower case, ``_`` for ``-``
 ``versions``           by such a name, the version, if the folder's name has it
 ``ops``                names of DeepSpeed's ops that are compiled in this environment
@@ -131,6 +132,7 @@ def _name(user: int) -> str:
 
 LEAKS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "LD_PRELOAD", "LD_LIBRARY_PATH", "CONDA_PREFIX", "VIRTUAL_ENV")
 PATIENCE = 5.0  # seconds for a name: a node without network may have a dead name server
+_LONG = 300  # characters of a value of ``hardware``
 PORTS = range(20000, 30000)  # below ip_local_port_range's default, 32768 to 60999, so that no connection takes it
 
 _SIOCGIFCONF = 0x8912  # <linux/sockios.h>
@@ -151,6 +153,7 @@ def facts(master: str, rank: int, *, port: Optional[int], folder: str) -> Dict[s
         "memory_available": memory_available(),
         "disk_free": shutil.disk_usage(folder).free,
         "infiniband": infiniband(),
+        "hardware": hardware(),
         "packages": packages(),
         "versions": versions(),
         "ops": ops(),
@@ -318,6 +321,42 @@ def _gid_index(port: Path) -> Optional[int]:
         if mapped and _text(path) == "RoCE v2":  # reading an empty entry is an error
             return int(path.name)
     return None
+
+
+def hardware(root: str = "/") -> Dict[str, str]:
+    """Kernel, system, processor, and models and firmware of GPUs and network cards, from ``/proc`` and ``/sys``.
+
+    Equal parts are counted: ``8 x NVIDIA H100 80GB HBM3``. Unknown values are omitted. It starts no program, because
+    nvidia-smi can take seconds.
+    """
+    proc, sys_class = Path(root) / "proc", Path(root) / "sys/class/infiniband"
+    version = re.search(r"\b\d{3,4}(\.\d+){1,3}\b", _text(proc / "driver/nvidia/version"))
+    system = re.search(r'^PRETTY_NAME="?([^"\n]*)', _text(Path(root) / "etc/os-release"), re.MULTILINE)
+    processor = re.search(r"^model name\s*:\s*(.*)", _text(proc / "cpuinfo"), re.MULTILINE)
+    gpus = [_text(path) for path in sorted((proc / "driver/nvidia/gpus").glob("*/information"))]
+    cards = [path for path in sorted(sys_class.glob("*")) if path.is_dir()]
+    found = {
+        "kernel": _text(proc / "sys/kernel/osrelease"),
+        "system": system.group(1) if system else "",
+        "processor": processor.group(1) if processor else "",
+        "driver": version.group() if version else "",
+        "GPUs": _counted([_line_of(each, "Model") for each in gpus]),
+        "GPU firmware": _counted([_line_of(each, "GPU Firmware") for each in gpus]),
+        "GPU VBIOS": _counted([_line_of(each, "Video BIOS") for each in gpus]),
+        "network cards": _counted([_text(path / "hca_type") for path in cards]),
+        "network card firmware": _counted([_text(path / "fw_ver") for path in cards]),
+    }
+    return {name: value[:_LONG] for name, value in found.items() if value}
+
+
+def _line_of(text: str, name: str) -> str:
+    match = re.search(r"^%s:[ \t]*(.*)" % name, text, re.MULTILINE)
+    return match.group(1).strip() if match else ""
+
+
+def _counted(values: List[str]) -> str:
+    known = [value for value in values if value and not value.startswith("??")]  # a GPU that is not initialized
+    return ", ".join("%d x %s" % (known.count(value), value) for value in sorted(set(known)))
 
 
 def packages(folders: Optional[List[str]] = None) -> List[str]:

@@ -10,7 +10,7 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from provision.diagnosis.evidence import Event, Evidence, Record
+    from provision.diagnosis.evidence import Event, Evidence
 
 
 @dataclass(frozen=True)
@@ -68,24 +68,6 @@ def steps(evidence: Evidence) -> list[Event]:
 def series(events: Iterable[Event], name: str) -> list[float]:
     """The finite numbers of a field, in order."""
     return [float(value) for event in events if isinstance(value := event.get(name), int | float)]
-
-
-def training(record: Record) -> list[Event]:
-    """The node's samples of the phase training, or all but the first two if no sample has a phase."""
-    phased = [sample for sample in record.samples if sample.get("phase")]
-    if phased:
-        return [sample for sample in phased if sample["phase"] == "training"]
-    return list(record.samples[2:])
-
-
-def gpus(samples: Iterable[Event]) -> dict[int, list[Mapping[str, Any]]]:
-    """The samples of each GPU, by its index."""
-    found: dict[int, list[Mapping[str, Any]]] = {}
-    for sample in samples:
-        for gpu in sample.get("gpus") or ():
-            if isinstance(gpu, dict) and isinstance(gpu.get("index"), int):
-                found.setdefault(gpu["index"], []).append(gpu)
-    return found
 
 
 def numbers(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from provision.diagnosis.conditions.rules import Limit, Rule, gpus, numbers, quantile, rates, steps, training
+from provision.diagnosis.conditions.rules import Limit, Rule, numbers, quantile, rates, steps
 from provision.output_text import size
 
 if TYPE_CHECKING:
@@ -160,10 +160,9 @@ def _mean_use(rows: list[Mapping[str, Any]]) -> float | None:
 
 def _low(record: Record, limits: Mapping[str, Limit]) -> dict[int, float]:
     """The GPUs of a node with low mean use, without unused GPUs."""
-    samples = training(record)
-    if len(samples) < limits["samples"].value:
+    if len(record.training) < limits["samples"].value:
         return {}
-    found = {index: _mean_use(rows) for index, rows in gpus(samples).items() if not _unused(rows)}
+    found = {index: _mean_use(rows) for index, rows in record.gpus.items() if not _unused(rows)}
     return {index: use for index, use in found.items() if use is not None and use < limits["busy"].value}
 
 
@@ -173,20 +172,23 @@ def _unused(rows: list[Mapping[str, Any]]) -> bool:
 
 def _network(record: Record, limits: Mapping[str, Limit]) -> tuple[str, float, float | None] | None:
     """The interface that is at its limit, its traffic and its capacity."""
-    for name, values in rates(training(record)):
+    low: dict[int, float] | None = None  # the same for every interface, and slow to find
+    for name, values in rates(record.training):
         if len(values) < limits["samples"].value:
             continue
         carried, can = median(values), record.links.get(name)
         if can and carried >= limits["link"].value * can:
             return name, carried, can
-        if not can and carried >= limits["unknown"].value and _low(record, limits):
-            return name, carried, None
+        if not can and carried >= limits["unknown"].value:
+            low = _low(record, limits) if low is None else low
+            if low:
+                return name, carried, None
     return None
 
 
 def _processors(record: Record, limits: Mapping[str, Limit]) -> float | None:
     """The number of cores that the run's ranks use, if the GPUs may wait for them; else None."""
-    samples = [sample["cpu"] for sample in training(record) if sample.get("cpu")]
+    samples = [sample["cpu"] for sample in record.training if sample.get("cpu")]
     if len(samples) < limits["samples"].value:
         return None
     used = median(sum(each.values()) for each in samples)
@@ -225,7 +227,7 @@ def _list_low(low: Mapping[int, float]) -> str:
 
 def _partly_unused(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
     for record in evidence.records:
-        found = gpus(training(record))
+        found = record.gpus
         unused = [index for index, rows in found.items() if len(rows) >= limits["samples"].value and _unused(rows)]
         if unused and len(unused) < len(found):
             names = ",".join(map(str, unused))
@@ -234,7 +236,7 @@ def _partly_unused(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[
 
 def _full(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
     for record in evidence.records:
-        for index, rows in sorted(gpus(training(record)).items()):
+        for index, rows in sorted(record.gpus.items()):
             parts = [
                 row["memory"] / row["memory_total"] for row in rows if row.get("memory") and row.get("memory_total")
             ]

@@ -77,7 +77,7 @@ class Supervisor:
             if verdict["state"] != AGAIN:
                 return verdict
             text = "attempt %d of %d failed: %s" % (number, self._plan.data.attempts, describe_reason(verdict["why"]))
-            self._events.emit("notice", kind=RESTART, text=text)
+            self._events.emit("notice", kind=RESTART, text=text, why=verdict["why"])
             number += 1
 
     def _wait(self, number: int) -> Optional[Dict[str, Any]]:
