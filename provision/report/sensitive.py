@@ -26,7 +26,7 @@ class Rule(NamedTuple):
 
 
 RULES = {
-    "run": Rule("run", "Runs' ids"),
+    "run": Rule("run", "Ids of runs"),
     "node": Rule("node", "Names of nodes"),
     "host": Rule("host", "Other host names and domains"),
     "address": Rule("address", "IP addresses"),
@@ -62,7 +62,7 @@ _OPTION = re.compile(r"(?P<name>--?[A-Za-z][A-Za-z0-9_.-]{0,80})(?P<sep>\s+)(?!-
 _OWN = re.compile(  # labels of secrets in files and logs, besides those of options and variables
     r"(^|_)(pwd|passwort|passcode|pin_code|auth|auth_token|authorization|cookie|set_cookie|session_id|sig|webhook(_url)?"
     r"|dsn|connection_string|conn_str|pgpassword|mysql_pwd|app_key|app_secret|client_secret|encryption_key|license_key"
-    r"|signing_key|master_key|storage_key|shared_access_key|api_?secret|token|apikey|secretkey|accesskey)$|^(pass|pw|key)$"
+    r"|signing_key|master_key|storage_key|shared_access_key|api_?secret|token|apikey|secretkey|accesskey)$|^(pass|pw)$"
 )
 _PASSWORD = re.compile(r"pass|pwd|^pw$|secret", re.IGNORECASE)  # whose value may be a number
 _REFERENCE = re.compile(r"\$\{?[A-Z_][A-Z0-9_]*\}?|[<\[].*|\*+|None|null|\(.*|(?i:basic|bearer|negotiate)")
@@ -73,6 +73,8 @@ _SPOKEN = (  # the first two are headers: their values have several words
         r"(?i)\b(?:bearer|basic)\s+(?P<value>(?=[\w~+/=.-]*[0-9=])[\w~+/=-][\w~+/=.-]{7,})", re.ASCII
     ),
     re.compile(r"(?i)\b(?:password|passwd|passphrase)\s+(?:is\s+|was\s+)?[\"']?(?P<value>(?=\S*[\d!@#$%^&*+])[^\s\"']{4,})", re.ASCII),
+    re.compile(r"(?i)\blogin\s+\S+\s+password\s+(?P<value>\S+)", re.ASCII),
+    re.compile(r"(?i)\b(?:api|access|secret|private|encryption|license)[ -]?keys?\s*(?:is|:|=)\s*[\"']?(?P<value>[^\s\"',;]+)", re.ASCII),
     re.compile(r"(?i)\bsshpass\s+-p\s*(?P<value>\"[^\"]+\"|'[^']+'|\S+)", re.ASCII),
     re.compile(r"(?i)(?:^|\s)(?:-u|--user)[ =]\s*[\"']?(?P<value>[^\s:\"']+:[^\s\"']+)", re.ASCII),
     re.compile(
@@ -99,13 +101,13 @@ _DIGEST = re.compile(  # in front of a sum that identifies bytes, and no secret
 )  # fmt: skip
 _RANDOM = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9][A-Za-z0-9+/_-]{18,}={0,2}", re.ASCII)
 _MAC = re.compile(
-    r"(?<![0-9A-Za-z:.-])[0-9A-Fa-f]{2}([:-])(?:[0-9A-Fa-f]{2}\1){4,18}[0-9A-Fa-f]{2}(?![0-9A-Za-z]|[:-][0-9A-Fa-f])"
+    r"(?<![0-9A-Za-z.-])[0-9A-Fa-f]{2}([:-])(?:[0-9A-Fa-f]{2}\1){4,18}[0-9A-Fa-f]{2}(?![0-9A-Za-z]|[:-][0-9A-Fa-f])"
     r"|(?<![0-9A-Za-z:.])(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}(?![0-9A-Za-z.])|(?<=\benx)[0-9a-f]{12}\b"
     r"|(?<![0-9A-Za-z:])(?:[0-9a-f]{4}:){3}[0-9a-f]{4}(?![0-9A-Za-z:])|\b0x(?!0000)[0-9a-f]{16}\b",
     re.ASCII,
 )
 _IPV6 = re.compile(
-    r"(?<![A-Za-z0-9:.])(?:[0-9A-Fa-f]{0,4}:){2,7}(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f]{1,4})?(?:%[\w.-]+)?(?![A-Za-z0-9:])",
+    r"(?<![A-Za-z0-9.])(?:[0-9A-Fa-f]{1,4}:|::)(?:[0-9A-Fa-f]{0,4}:){0,7}(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f]{1,4})?(?:%[\w.-]+)?(?![A-Za-z0-9:])",
     re.ASCII,
 )
 _IPV4 = re.compile(r"(?<![\d.])(?<![vV])\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)|(?<=ip-)\d{1,3}(?:-\d{1,3}){3}(?!\d)", re.ASCII)
@@ -125,10 +127,10 @@ _CODE = {  # the first parts of Python's dotted names
     *("peft", "scipy", "skimage", "plan", "env", "config", "args", "dist", "nn", "triton", "apex", "huggingface_hub"),
 }
 _PATH = re.compile(
-    r"(?<![A-Za-z0-9_.\-~/\\<:\U000f0000-\U0010fffd])(?:~[\w.-]*|\$HOME|\$\{HOME\}|file:/)?/[^\s\"'<>|:;,()\[\]{}=*?`!&#。,;、()]{2,}"
+    r"(?:(?<![A-Za-z0-9_.\-~/\\<\U000f0000-\U0010fffd])|(?<=<)(?=/[\w.-]+/))(?:~[\w.-]*|\$HOME|\$\{HOME\})?/(?!/)[^\s\"'<>|:;,()\[\]{}=*?`!&#。,;、()]{2,}"
     r"|(?<![A-Za-z0-9])[A-Za-z]:(?:\\+[^\s\"'<>|:;,()\[\]{}=*?`!&#\\。,;、()]+)+"
 )
-_SYSTEM = {"usr", "lib", "lib64", "dev", "proc", "sys", "bin", "sbin", "boot", "etc"}
+_SYSTEM = {"usr", "lib", "lib64", "dev", "proc", "sys", "bin", "sbin", "boot", "etc", "pytorch", "__w"}
 _ORDINARY = re.compile(  # parts of a path that name no one
     r"(?i)\.?(?:home|root|users|export|data\d*|mnt|media|nfs|lustre|gpfs|share|shared|scratch|work|workspace|storage|disk\d*|nvme\d*"
     r"|ssd\d*|opt|var|tmp|run|runs|srv|llm|clusterctl|projects?|models?|datasets?|code|src|job|jobs|logs?|cache|outputs?|out|results?"
@@ -328,6 +330,8 @@ def _labelled(text: str, names: Names, label: str) -> str:
 
 def _of_label(found: re.Match[str], names: Names) -> str | None:
     value = found["value"].strip("\"'\\")
+    if is_label(value.rstrip(":=")):  # a label in front of another
+        return None
     if not is_label(found["name"]) or not is_value(found["name"], found["value"]):
         return None
     return f"{found['name']}{found['sep']}{names.place('labelled', _learnt(names, value))}"
@@ -412,7 +416,7 @@ def _is_random(word: str) -> bool:
     changes = sum(
         first != second for part in re.split(r"[-_+/=]", word) for first, second in zip(_kinds(part), _kinds(part)[1:], strict=False)
     )  # fmt: skip
-    return changes >= 0.3 * len(kinds) and kinds.count("d") >= 2
+    return changes >= (0.3 if kinds.count("d") > 1 else 0.5) * len(kinds)  # names of classes have few digits
 
 
 def _kinds(word: str) -> str:
@@ -464,7 +468,7 @@ def _path(path: str, names: Names) -> Iterator[str]:
             yield part
         elif _ORDINARY.fullmatch(part) and not after_home:
             yield part
-        elif (place == 0 and re.fullmatch(r"~|\$HOME|\$\{HOME\}|[A-Za-z]:|file:", part)) or _PRIVATE.fullmatch(part):
+        elif (place == 0 and re.fullmatch(r"~|\$HOME|\$\{HOME\}|[A-Za-z]:", part)) or _PRIVATE.fullmatch(part):
             yield part
         elif is_last and _KNOWN_FILE.fullmatch(part) and not after_home:
             yield part
@@ -489,6 +493,8 @@ def _domains(text: str, names: Names, label: str) -> str:  # noqa: ARG001 - a st
 def _is_common(rule: str, name: str) -> bool:
     """Whether a word beside a label is none of a host or user: a rank, a file, an address, a number."""
     if rule == "host":
+        if len(name) < 3:
+            return True
         return bool(_NO_HOST.fullmatch(name) or _KNOWN_FILE.fullmatch(name) or re.fullmatch(r"[\d.:]+", name))
     return False
 

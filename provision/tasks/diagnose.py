@@ -28,6 +28,7 @@ from trainer.agent.contract.untrusted import UntrustedError
 if TYPE_CHECKING:
     from provision.run.found import Part, Run
     from provision.session import Session
+    from provision.tasks.runs import Runs
 
 _DEADLINE = 60.0
 _MOST = 2 << 20  # bytes of each file that are read
@@ -38,12 +39,13 @@ FILE_LIMIT = 64 << 20  # bytes of a file given by hand: its end
 Files = dict[str, str]
 
 
-def diagnose(session: Session, word: str | None) -> Diagnosis:
+def diagnose(session: Session, word: str | None, *, found: tuple[Run, Runs] | None = None) -> Diagnosis:
     """Diagnose a run in two round trips. Changes nothing.
 
     Args:
         session: the command's session.
         word: the run's id or a part of it; None: the newest.
+        found: the run, if it was searched already.
 
     Raises:
         UsageError: no run matches, or several do.
@@ -52,7 +54,7 @@ def diagnose(session: Session, word: str | None) -> Diagnosis:
     inventory = session.inventory
     with session.stage("diagnose", f"Asking {number(len(session.nodes), 'node')}", len(session.nodes)) as shown:
         try:
-            run, known = find(session, word)
+            run, known = found or find(session, word)
         except NodesFailedError as error:
             shown.states, shown.failed = error.reasons, len(error.reasons)
             shown.finish()
