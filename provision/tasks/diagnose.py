@@ -5,6 +5,7 @@ For a node that is down it uses the logs that an attached ``train`` wrote on thi
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -185,7 +186,8 @@ def evidence_of(
     ]
     unsent = kept.get("unsent")
     names = [name[:LONGEST] for name in unsent][:LISTED] if isinstance(unsent, dict) else []
-    return Evidence(tuple(found), run, state, missing, tuple(names))
+    release = re.search(r"/releases/([0-9a-f]{12})", str(kept.get("prefix") or ""))
+    return Evidence(tuple(found), run, state, missing, tuple(names), release[1] if release else "")
 
 
 def _record(name: str, files: Files, rank: int, plan: Mapping[str, Any], gone: Event | None) -> Record:
