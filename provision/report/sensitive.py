@@ -43,7 +43,7 @@ RULES = {
 }
 MOST = 60_000  # different values; all further ones share a word
 _NAMED = 300  # characters of a known name or secret
-LONGEST = 1 << 20  # characters of a text that are read; the rest is dropped
+LONGEST = 100_000  # characters of a text that are read; the rest is dropped
 
 _FIRST = 0xF0000  # the first private character
 _PRIVATE = re.compile("[\U000f0000-\U0010fffd]")
@@ -52,13 +52,15 @@ _NAME = r"[A-Za-z0-9](?:[\w-]*[A-Za-z0-9])?(?:\.[\w-]+)*"  # of a host
 _PEM = re.compile(
     r"-----BEGIN [A-Z0-9 ]{1,60}-----(?:.{0,20000}?-----END [A-Z0-9 ]{1,60}-----|[A-Za-z0-9+/=\s\\]*)", re.DOTALL
 )
-# A key's value: in quotes, or to the next separator.
-_VALUE = r"""(?P<value>"(?:[^"\\\n]|\\.)+"?|'(?:[^'\\\n]|\\.)+'?|[^\s"',;&)}\]<>,;。、][^\s"',;&)}\]<>,;。、]*)"""
+# A label, and its value: in quotes, or to the next separator.
 _LABEL = re.compile(
-    r"(?P<name>-{0,2}[A-Za-z][A-Za-z0-9_.-]{0,80})(?P<sep>\\?[\"']?\s{0,3}(?:=>|:=|==|[=:\uff1a])\s{0,3}\\?)" + _VALUE,
-    re.ASCII,
+    r"(?<![A-Za-z0-9_])(?P<name>-{0,2}[A-Za-z][A-Za-z0-9_.-]{0,100})\\?[\"']?\s{0,3}(?:=>|:=|==|[=:\uff1a])\s{0,3}\\?", re.ASCII
+)  # fmt: skip
+_OPTION = re.compile(r"(?<![A-Za-z0-9_-])(?P<name>--?[A-Za-z][A-Za-z0-9_.-]{0,100})\s{1,3}(?!-)", re.ASCII)
+_VALUE = re.compile(
+    r"""(?P<value>"(?:[^"\\\n]|\\.){1,20000}"?|'(?:[^'\\\n]|\\.){1,20000}'?"""
+    r"""|[^\s"',;&)}\]<>,;。、][^\s"',;&)}\]<>,;。、]{0,20000})"""
 )
-_OPTION = re.compile(r"(?P<name>--?[A-Za-z][A-Za-z0-9_.-]{0,80})(?P<sep>\s+)(?!-)" + _VALUE, re.ASCII)
 _OWN = re.compile(  # labels of secrets in files and logs, besides those of options and variables
     r"(^|_)(pwd|passwort|passcode|pin_code|auth|auth_token|authorization|cookie|set_cookie|session_id|sig|webhook(_url)?"
     r"|dsn|connection_string|conn_str|pgpassword|mysql_pwd|app_key|app_secret|client_secret|encryption_key|license_key"
@@ -89,9 +91,9 @@ _RUN = re.compile(r"(?<![A-Za-z0-9])20\d{6}-\d{6}-(?:[\w.-]{1,80}-)?[0-9a-f]{4}(
 _URL = re.compile(
     r"(?<![A-Za-z0-9+.-])(?P<scheme>[A-Za-z][A-Za-z0-9+.-]{1,30}):(?:\\?/){2}(?P<rest>[!#-&(-;=?-\[\]_a-z~\\\U000f0000-\U0010fffd]+)"
 )
-_COPY = re.compile(r"(?<![\w@])[\w.-]+@[\w.-]+:(?=[\w./~-]*[A-Za-z])[\w./~-]+", re.ASCII)  # git@HOST:GROUP/PROJECT
+_COPY = re.compile(r"(?<![\w@.-])[\w.-]{1,64}@[\w.-]{1,255}:(?=[\w./~-]*[A-Za-z])[\w./~-]+", re.ASCII)  # git@HOST:GROUP/PROJECT
 _PLAIN_SCHEMES = {"tcp", "udp", "env", "ib"}
-_EMAIL = re.compile(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,24}(?![A-Za-z0-9])", re.ASCII)
+_EMAIL = re.compile(r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,100}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){0,8}\.[A-Za-z]{2,24}(?![A-Za-z0-9])", re.ASCII)
 _LOGIN = re.compile(r"(?<![\w@.])(?P<user>[A-Za-z_][\w.-]{0,31})@(?!GLIBC|CXX|\d)(?P<host>[A-Za-z][\w.-]{0,252})", re.ASCII)  # fmt: skip
 _UUID = re.compile(r"(?<![A-Za-z0-9])[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(?![A-Za-z0-9])", re.ASCII)
 _FINGERPRINT = re.compile(r"\bSHA256:[A-Za-z0-9+/]{43}=?|\bMD5(?::[0-9a-f]{2}){16}", re.ASCII)  # of keys of ssh
@@ -276,17 +278,22 @@ def redacted(text: str, names: Names, label: str = "") -> str:
         names: receives the values.
         label: the key whose value the text is.
     """
-    text = _PRIVATE.sub("", clean(text[:LONGEST]))
+    text = _bounded(text)
     for step in _STEPS:
         text = step(text, names, label)
     return text
+
+
+def _bounded(text: str) -> str:
+    """A text as the page shows it, of bounded length."""
+    return _PRIVATE.sub("", clean(text if len(text) <= LONGEST else f"{text[:LONGEST]}\N{HORIZONTAL ELLIPSIS}"))
 
 
 def learn(text: str, names: Names, label: str = "") -> None:
     """Remember the hosts, users and secrets that a text shows by what is around them."""
     seen = redacted(text, names, label)  # its secrets are known then
     plain = _PRIVATE.sub(" ", seen) if seen != text else text
-    for source in dict.fromkeys((clean(text[:LONGEST]), plain)):
+    for source in dict.fromkeys((_bounded(text), plain)):
         line = f"{label}={source}" if label else source
         for pattern in _HOSTS:
             for found in pattern.finditer(line):
@@ -322,19 +329,27 @@ def _labelled(text: str, names: Names, label: str) -> str:
     for pattern in _SPOKEN[:2]:
         text = pattern.sub(lambda found: _of_value(found, names), text)
     for pattern in (_LABEL, _OPTION):
-        text = _each(pattern, text, lambda found: _of_label(found, names))
+        text = _values(pattern, text, names)
     for pattern in _SPOKEN[2:]:
         text = pattern.sub(lambda found: _of_value(found, names), text)
     return text
 
 
-def _of_label(found: re.Match[str], names: Names) -> str | None:
-    value = found["value"].strip("\"'\\")
-    if is_label(value.rstrip(":=")):  # a label in front of another
-        return None
-    if not is_label(found["name"]) or not is_value(found["name"], found["value"]):
-        return None
-    return f"{found['name']}{found['sep']}{names.place('labelled', _learnt(names, value))}"
+def _values(pattern: re.Pattern[str], text: str, names: Names) -> str:
+    """Replace the values of labels. A value that is none may have labels itself, so the search continues in it."""
+    parts, at = [], 0
+    for found in iter(lambda: pattern.search(text, at), None):
+        parts.append(text[at : found.end()])
+        at = found.end()
+        inner = pattern.match(text, at)
+        if not is_label(found["name"]) or (inner and is_label(inner["name"])):  # or a label in front of another
+            continue
+        value = _VALUE.match(text, at)
+        if value is None or not is_value(found["name"], value["value"]):
+            continue
+        parts.append(names.place("labelled", _learnt(names, value["value"].strip("\"'\\"))))
+        at = value.end()
+    return "".join(parts) + text[at:]
 
 
 def _of_value(found: re.Match[str], names: Names) -> str:
@@ -348,17 +363,6 @@ def _of_value(found: re.Match[str], names: Names) -> str:
 def _learnt(names: Names, value: str) -> str:
     names.know("labelled", value)
     return value
-
-
-def _each(pattern: re.Pattern[str], text: str, replace: Callable[[re.Match[str]], str | None]) -> str:
-    """Replace the matches; where ``replace`` returns None, the search continues in the value of that label."""
-    parts, at = [], 0
-    while found := pattern.search(text, at):
-        new = replace(found)
-        end = found.end() if new is not None else found.end("sep")
-        parts += [text[at : found.start()], new if new is not None else text[found.start() : end]]
-        at = end
-    return "".join(parts) + text[at:]
 
 
 def _pem(text: str, names: Names, label: str) -> str:  # noqa: ARG001 - a step

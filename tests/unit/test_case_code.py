@@ -107,7 +107,7 @@ def test_a_code_may_be_typed_in_many_ways(write):
 
 def test_what_is_no_code_is_refused_with_the_reason():
     lines = encode(FULL)
-    other = encode(replace(FULL, nodes=17))
+    other = encode(replace(FULL, rank=26))
     assert lines[1] != other[1]
     for typed, why in (
         (lines[:2], "has 4 lines, and 2 were typed"),

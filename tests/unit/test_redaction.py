@@ -7,14 +7,28 @@ import html
 import json
 import re
 import string
+import sys
+import time
+from pathlib import Path
 from random import Random
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+sys.path.append(str(Path(__file__).parent))  # for recorded_runs; last, so that it hides no module
+
+from recorded_runs.cases import FOLDER, case
+
+from provision.cli import cli
+from provision.diagnosis import diagnose
+from provision.diagnosis.case_code import decode
+from provision.output import Reporter
 from provision.report import NodeData, RunData, report_page
 from provision.report.redaction import Known, redact
+from provision.summaries.report import described
+from trainer.reader import Row
 
 NOW = 1_795_400_000.0
 ALNUM = string.ascii_letters + string.digits
@@ -162,10 +176,102 @@ def test_no_kind_of_secret_reaches_the_page(random):
         "launcher": next(places), "argv": ["train.py", *texts], "who": next(places), "master": next(places),
         "plans": {"secretnode7": {"env": env, "cwd": next(places), "argv": texts}}, "prefix": next(places),
     }  # fmt: skip
-    files = {"a.yaml": json.dumps({"list": texts, **env}), f"{values and 'secretnode7'}.json": json.dumps(dict.fromkeys(texts, 1))}
+    files = {"a.yaml": json.dumps({"list": texts, **env}), "secretnode7.json": json.dumps(dict.fromkeys(texts, 1))}
     run = RunData("r-secretnode7", "failed", (node,), record=record, missing={"n1": next(places)}, files=files,
                   diagnosis="\n".join(texts), causes=tuple(texts))  # fmt: skip
     page, _ = page_of(run)
     flat = html.unescape(page).lower()
     leaks = {value: kind for value, kind in values.items() if value.lower() in flat}
     assert not leaks, leaks
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "step 41250 loss 0.8123 lr 1e-05 grad_norm 1.25 epoch 0.37, 1,234.5 tokens per second",
+        "torch 2.13.0+cu126, transformers 5.6.0, deepspeed 0.18.2, python 3.12.4, clusterctl 0.1.0",
+        "cudnn 9.1.0.70 nvidia-cublas-cu12==12.4.5.8 NCCL version 2.27.3+cuda12.9",
+        "2026-11-26 22:07:55,123 2026-11-26T22:07:55.123Z 22:07:55 [22:07:55]",
+        "release 5f0c1d2e3a4b, sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+        "commit 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has 79.10 GiB",
+        "Qwen2_5_VLForConditionalGeneration LlavaOnevisionQwen2ForCausalLM Qwen3MoeSparseMoeBlock",
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: exitcode: -9",
+        "_ZN3c106detail14torchCheckFailEPKcS2_jRKSs c10::Error at::native::copy_ c10d::Reducer a[::2]",
+        "KeyError: 'model.layers.0.mlp.gate.weight'; x.to(device), torchvision.io, logger.info",
+        "per_device_train_batch_size=1 --pad_token <pad> max_tokens=512 tokens: 4096 tokenizer: auto",
+        "use_auth_token=false hub_token=None token=$HF_TOKEN",
+        "meta-llama/Llama-3.1-8B-Instruct on NVIDIA H100 80GB HBM3 at 0000:3b:00.0, mlx5_0:1/RoCE",
+        "WORLD_SIZE=16 RANK=3 NCCL_IB_HCA=mlx5_0 CUDA_VISIBLE_DEVICES=0,1,2,3 OMP_NUM_THREADS=8",
+        "127.0.0.1 0.0.0.0 ::1 localhost",
+        "/usr/lib/x86_64-linux-gnu/libc.so.6 /opt/llm/releases/5f0c1d2e3a4b/lib/python3.12/site-packages/torch/nn/f.py",
+        "/data/models/checkpoint-1000/model.safetensors",
+        "rank 3 failed first: exit code 1, SIGKILL (9), node 2 of 16",
+        "训练在第 41250 步失败,损失为 0.8123",
+    ],
+)
+def test_what_helps_support_stays(text):
+    result = redact([RunData("r", diagnosis=text)])
+    assert result.runs[0].diagnosis == text
+
+
+def test_the_same_value_is_the_same_word_in_all_runs_and_nodes_count_by_rank():
+    def of(name, *texts):
+        nodes = tuple(NodeData(each, rank) for rank, each in enumerate(("zeus", "apollo")))
+        return RunData(name, nodes=nodes, missing={"hera": "zeus: no route to 10.1.2.3"}, causes=texts)
+
+    first, second = redact([
+        of("20261123-101500-alice-1a2b", "apollo rank 3", "10.1.2.4 of apollo", "alice@apollo", "/home/alice/x.py"),
+        of("other", "run 20261123-101500-alice-1a2b at 10.1.2.3", "user alice"),
+    ]).runs  # fmt: skip
+    assert (first.id, second.id) == ("run-1", "run-2")
+    assert [node.name for node in first.nodes] == ["node-1", "node-2"]
+    assert dict(first.missing) == {"node-3": "node-1: no route to address-2"}
+    assert first.causes == ("node-2 rank 3", "address-1 of node-2", "user-1@node-2", "/home/user-1/x.py")
+    assert second.causes == ("run run-1 at address-2", "user user-1")
+
+
+def test_the_page_lists_what_was_removed_and_not_the_values():
+    run = RunData("r1", record={"who": "alice@ctl7"}, diagnosis="password=Hunter2x 10.1.2.3 10.1.2.4")
+    page, result = page_of(run)
+    assert result.removed == {"run": 1, "host": 1, "address": 2, "user": 1, "labelled": 1}
+    section = re.search(r'id="removed".*?</section>', page)[0]
+    assert re.search(r"IP addresses.*?address-1.*?<td>2</td>", section)
+    for value in ("Hunter2x", "10.1.2.", "alice", "ctl7"):
+        assert value not in page
+    assert 'id="removed"' not in report_page([run], NOW)
+
+
+def test_the_case_code_survives():
+    found = diagnose(case("cuda_oom").evidence)
+    run = RunData("r", nodes=(NodeData("node01"), NodeData("node02", 1)), **described(found))
+    shown = redact([run]).runs[0].diagnosis
+    lines = re.findall(r"(?m)^  ((?:[0-9A-Z]{4}-){3}[0-9A-Z]{4})$", shown)
+    assert decode(lines) == found.case
+    assert "node-2 rank 3 failed first: CUDA out of memory" in shown
+
+
+def test_numbers_of_curves_are_not_read_one_by_one():
+    rows = tuple(Row(step, 0.5) for step in range(50_000))
+    node = NodeData("n7", times=tuple((step, float(step)) for step in range(50_000)))
+    run = redact([RunData("r", rows=rows, nodes=(node,))]).runs[0]
+    assert run.rows is rows or run.rows == rows
+    assert len(run.nodes[0].times) == 50_000
+
+
+@pytest.mark.parametrize("text", ["a.", "a:", "a@", "/a", "password=", "a-", "-----BEGIN A-----\n", "aB1", "1.", "\\\\"])
+def test_no_text_takes_long(text):
+    start = time.monotonic()
+    redact([RunData("r", diagnosis=text * (20_000 // len(text)))])
+    assert time.monotonic() - start < 10
+
+
+def test_the_command_names_its_file_by_the_word_and_shows_the_nodes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    CliRunner().invoke(cli, ["report", "--redact", str(FOLDER / "cuda_oom")], obj=Reporter(), catch_exceptions=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["report-run-1.html"]
+    page = Path("report-run-1.html").read_text()
+    assert not re.search("node0[12]|cuda_oom", page)
+    shown = capsys.readouterr().out
+    assert "Names of nodes (2)" in shown
+    assert "node-1 is node01, node-2 is node02" in shown
