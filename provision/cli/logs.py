@@ -244,12 +244,20 @@ def collect_command(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Read log files of any launcher instead of a run. More files may follow.",
 )
+@click.option(
+    "--code",
+    "codes",
+    multiple=True,
+    metavar="CODE",
+    help="Decode a diagnosis that was read over the phone. Needs no run.",
+)
 @click.argument("run", nargs=-1)
 @reporting
 def diagnose_command(
     reporter: Reporter,
     selection: Selection,
     logs: tuple[Path, ...],
+    codes: tuple[str, ...],
     run: tuple[str, ...],
 ) -> None:
     """Show which rank failed first, why, and how to fix it.
@@ -258,9 +266,15 @@ def diagnose_command(
     newest run.
     """
     with importing():
-        from provision.summaries.diagnosis import diagnosis_output  # noqa: PLC0415
+        from provision.diagnosis.case_code import decode  # noqa: PLC0415
+        from provision.summaries.diagnosis import case_output, diagnosis_output  # noqa: PLC0415
         from provision.tasks.diagnose import diagnose, diagnose_files  # noqa: PLC0415
 
+    if codes:
+        if logs:
+            raise UsageError("--code and --log exclude each other", hint="--code CODE")
+        reporter.result(*case_output(decode([*codes, *run])))
+        return
     if logs:
         reporter.result(*diagnosis_output(diagnose_files([*logs, *map(Path, run)])))
         return

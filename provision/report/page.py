@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from statistics import fmean, median
 from typing import Any
@@ -33,6 +33,7 @@ from provision.report.data import (
     step_times,
 )
 from provision.report.picture import Points, escaped, picture
+from provision.report.sensitive import RULES
 from provision.run.difference import KINDS, RANKS, compare
 from provision.run.preflight import from_record
 
@@ -63,12 +64,13 @@ _TABLE = 40  # rows in the table of numbers
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-def report_page(runs: Sequence[RunData], now: float) -> str:
+def report_page(runs: Sequence[RunData], now: float, removed: Mapping[str, int] | None = None) -> str:
     """The HTML of a report on one or several runs.
 
     Args:
         runs: the runs; the first one is compared with the others.
         now: epoch seconds.
+        removed: by rule, how many values were removed from the runs (``redaction``); None: the runs are complete.
     """
     style = template_text(f"{_UPLOT}/uPlot.min.css") + template_text("report/report.css")
     scripts = [template_text(f"{_UPLOT}/uPlot.iife.min.js"), template_text("report/report.js")]
@@ -79,7 +81,7 @@ def report_page(runs: Sequence[RunData], now: float) -> str:
     data = _json({"runs": [run_curves(run) for run in runs]})
     title = ", ".join(run.id for run in runs)
     licence = template_text(f"{_UPLOT}/LICENSE").replace("--", "- -")
-    body = "".join(_body(runs, now))
+    body = "".join(_body(runs, now, removed))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
@@ -109,7 +111,7 @@ def _label(key: str, english: str, tag: str = "span") -> str:
     return f'<{tag} data-i="{key}">{english}</{tag}>'
 
 
-def _body(runs: Sequence[RunData], now: float) -> Iterator[str]:
+def _body(runs: Sequence[RunData], now: float, removed: Mapping[str, int] | None) -> Iterator[str]:
     title = escaped(runs[0].id) if len(runs) == 1 else _label("comparison", "Comparison of runs")
     yield f"<header><h1>{title}</h1><p>{_label('written', 'Written by clusterctl')} {escaped(__version__)}, "
     yield f"<time>{_when(now)}</time></p></header><main>"
@@ -134,7 +136,21 @@ def _body(runs: Sequence[RunData], now: float) -> Iterator[str]:
         )
         if content:
             yield _section(key, english, content)
+    if removed is not None:
+        yield _section("removed", "Removed from this report", _removed(removed))
     yield "</main>"
+
+
+def _removed(removed: Mapping[str, int]) -> str:
+    rows = [
+        (_label(f"rule_{rule}", escaped(RULES[rule].title)), f"<code>{RULES[rule].word}-1</code>", _number(count))
+        for rule, count in removed.items()
+    ]
+    text = _label(
+        "removed_text", "The same value is the same word in the whole report. The values are not in this file."
+    )
+    heads = (("rule", "Rule"), ("word", "Word"), ("values", "Values"))
+    return f"<p>{text}</p>{_table(heads, rows)}"
 
 
 def _section(key: str, english: str, content: str) -> str:

@@ -57,10 +57,10 @@ def report_run(session: Session, word: str | None) -> Reported:
         UsageError: no run matches, or several do.
         NodesFailedError: no node answered.
     """
-    run, found = find(session, word)
+    run, known = found = find(session, word)
     parts, missing = _gathered(session, run)
     try:
-        series = read_run(session, run.id).series
+        series = read_run(session, run.id, found=found).series
     except (UsageError, NodesFailedError):  # it has printed no number yet, or its first node did not answer
         series = Series()
     record = records.read(records.folder_of(session.inventory.path, run.id)) or {}
@@ -71,10 +71,10 @@ def report_run(session: Session, word: str | None) -> Reported:
         tuple(series),
         counted=series.counted,
         record=record,
-        missing={**found.silent(run), **missing},
+        missing={**known.silent(run), **missing},
         files={name: text for part in parts.values() for name, text in part.configurations.items()},
     )
-    return Reported(data, diagnose(session, run.id))
+    return Reported(data, diagnose(session, run.id, found=found))
 
 
 @dataclass(frozen=True)
