@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from provision.errors import UsageError
@@ -36,11 +37,15 @@ _SKIPPED = {"progress", "log"}  # events that are curves or log lines
 
 
 class Sample(NamedTuple):
-    """A node's sample; ``values`` by the name of the curve: percent, GiB, watts, degrees Celsius, MB per second."""
+    """A node's sample; ``values`` by the name of the curve: percent, GiB, watts, degrees Celsius, MB per second.
+
+    ``fields`` are those that the agent wrote.
+    """
 
     time: float
     step: int | None
     values: Mapping[str, float]
+    fields: Event = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -169,7 +174,7 @@ def read_sample(sample: Event) -> Sample:
     if rates:
         found["network"] = sum(rates) / 1e6
     step = sample.get("step")
-    return Sample(sample["time"], step if isinstance(step, int) else None, found)
+    return Sample(sample["time"], step if isinstance(step, int) else None, found, sample)
 
 
 def _gpu_values(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:

@@ -44,6 +44,12 @@ class Reported:
 
 
 def report_run(session: Session, word: str | None) -> Reported:
+    """Gather a run from its nodes, and diagnose it; see ``gather``."""
+    data = gather(session, word)
+    return Reported(data, diagnose(session, data.id))
+
+
+def gather(session: Session, word: str | None) -> RunData:
     """Gather a run from its nodes. Changes nothing.
 
     Args:
@@ -61,7 +67,7 @@ def report_run(session: Session, word: str | None) -> Reported:
     except (UsageError, NodesFailedError):  # it has printed no number yet, or its first node did not answer
         series = Series()
     record = records.read(records.folder_of(session.inventory.path, run.id)) or {}
-    data = RunData(
+    return RunData(
         run.id,
         run.state,
         tuple(parts[name].node for name in run.nodes if name in parts and parts[name].has_files),
@@ -71,7 +77,6 @@ def report_run(session: Session, word: str | None) -> Reported:
         missing={**found.silent(run), **missing},
         files={name: text for part in parts.values() for name, text in part.configurations.items()},
     )
-    return Reported(data, diagnose(session, run.id))
 
 
 @dataclass(frozen=True)
