@@ -33,6 +33,7 @@ _GPU = {  # fields of a GPU's sample: the tag's end, and its unit
     "memory": ("memory_gib", _GIB),
     "power": ("power_watts", 1),
     "temperature": ("temperature_celsius", 1),
+    "clock": ("sm_clock_mhz", 1),
 }
 _NODE = {"rss": ("processes_gib", _GIB), "load": ("load", 1), "disk_free": ("disk_free_gib", _GIB)}
 _MOST = 256  # GPUs, ranks or interfaces of a node
