@@ -33,6 +33,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
+from .disks import Disks
 from .notify import DISK_FULL
 from .processes import Proc, Stat, of_ranks, read
 from .run_files import Events, NodePlan
@@ -201,6 +202,7 @@ class Metrics:
         self._path = str(plan.logs / "metrics.jsonl")
         self._sampler = Sampler(plan.data.first_rank, str(plan.folder))
         self._control, self._events, self._textfile = control, events, textfile
+        self._disks = Disks(plan, events)
         self._known: Dict[str, Any] = {}  # of the progress
         self._due = 0.0
         self._writes = True
@@ -222,6 +224,7 @@ class Metrics:
             text = "%s is no longer written: the disk is full" % self._path
             self._events.emit("notice", kind=DISK_FULL, text=text)
         self._textfile.write(sample)
+        self._disks.look()
 
     def close(self) -> None:
         """End the sampler's children."""

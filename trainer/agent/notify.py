@@ -8,8 +8,8 @@ The command receives the event as JSON on stdin and in variables. It does not ge
 this variable belongs to the run and ends with it. The shell reads the command from a pipe, because all users of a node
 can read a process's arguments.
 
-The end of a run and its restarts are reported by rank 0's node; if its agent is lost, by the node of rank 1. Hangs and
-full disks are reported by the node that notices them.
+The end of a run and its restarts are reported by rank 0's node; if its agent is lost, by the node of rank 1. Other
+events are reported by the node that notices them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from .run_files import NodePlan
 
 RESTART = "restart"  # values of ``kind`` of a notice that is reported
 DISK_FULL = "disk_full"
-SLOWDOWN = "slowdown"
+SLOWDOWN = "slowdown"  # of the run as a whole
+STRAGGLER = "straggler"  # a rank for which the others wait
 MOST = 20  # events of a run on a node, besides its end
 TEXT = 2000  # characters of a text
 LIMIT = 1 << 16  # bytes of an event
@@ -81,9 +82,9 @@ def notification(plan: NodePlan, record: Mapping[str, Any], *, stands_in: bool =
     return {
         "event": kind,
         "run": plan.run,
-        "node": why.get("node") or plan.node,
+        "node": why.get("node") or record.get("node") or plan.node,
         "rank": why.get("rank") if why else record.get("rank"),
-        "state": record.get("state"),
+        "state": record.get("state") if record["event"] == "end" else None,
         "step": record.get("step"),
         "attempt": record.get("attempt"),
         "text": str(why.get("text") or record.get("text") or record.get("state") or "")[:TEXT],
@@ -97,6 +98,8 @@ def _kind(record: Mapping[str, Any]) -> Optional[str]:
         return "failure" if record["state"] == "failed" else "end"
     if event == "notice" and record.get("kind") in (RESTART, DISK_FULL, SLOWDOWN):
         return str(record["kind"])
+    if event == STRAGGLER:
+        return STRAGGLER if record.get("state") == "slow" else None  # else it is no longer slow
     return "hang" if event == "hang" else None
 
 
