@@ -1,5 +1,6 @@
 """The example of docs/api.md is typed and runs, on this machine alone; tests/nodes/test_api.py deploys."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -16,6 +17,9 @@ CELL = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULT
 CELLS = CELL.findall(PAGE)
 
 sys.path.append(str(ROOT / "tests" / "nodes"))  # last, so that it hides no module
+sys.path.append(str(ROOT / "tests" / "unit"))
+
+from agents import eventually
 
 
 @pytest.fixture
@@ -53,6 +57,10 @@ def test_the_cells_run_and_print_what_the_page_shows(folder, capsys):
         printed = capsys.readouterr().out
         assert printed == shown or not shown, code
     assert names["trained"].run in names["found_runs"].runs
+    eventually(lambda: any(path.stat().st_size for path in folder.joinpath("data").rglob("event.json")))
+    [notified] = folder.joinpath("data").rglob("event.json")
+    event = json.loads(notified.read_text())
+    assert (event["event"], event["state"], event["step"]) == ("end", "finished", 2)
 
 
 def test_the_cells_are_typed(tmp_path):
