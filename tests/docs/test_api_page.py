@@ -11,22 +11,21 @@ import pytest
 
 from provision import api
 
+sys.path.append(str(Path(__file__).parents[1] / "nodes"))  # last, so that they hide no module
+sys.path.append(str(Path(__file__).parents[1] / "unit"))
+
+from agents import eventually
+from tiny_env import make_env
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 CELL = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 CELLS = CELL.findall(PAGE)
 
-sys.path.append(str(ROOT / "tests" / "nodes"))  # last, so that it hides no module
-sys.path.append(str(ROOT / "tests" / "unit"))
-
-from agents import eventually
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with an environment and a script, without an inventory."""
-    from tiny_env import make_env
-
     python = make_env(tmp_path / "envs/llm") / "bin/python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     shutil.copy2(ROOT / "tests/nodes/plain_trainers/steps.py", tmp_path)
