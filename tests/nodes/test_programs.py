@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,13 @@ pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PUBLIC = Path(__file__).with_name("public")
+# TensorBoard's own reader: the scalars of a folder, by tag.
+TENSORBOARD = """
+import json, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+found = EventAccumulator(sys.argv[1], size_guidance={"scalars": 0}).Reload()
+print(json.dumps({tag: found.Scalars(tag) for tag in found.Tags()["scalars"]}))
+"""
 ONE_THREAD = ("--env", "OMP_NUM_THREADS=1")  # a tiny model on a busy machine waits for its threads
 
 
