@@ -145,7 +145,7 @@ def test_killed_agent_is_reported_by_its_guard(run, tmp_path):
         (1, {"event": "notice", "text": "x", "kind": "restart"}, False, None),
         (1, {"event": "notice", "text": "x", "kind": "disk_full"}, False, "disk_full"),
         (1, {"event": "notice", "text": "x", "kind": "slowdown"}, False, "slowdown"),
-        (0, {"event": "straggler", "state": "slow", "node": "n3", "rank": 3, "text": "x"}, False, "straggler"),
+        (0, {"event": "straggler", "state": "slow", "node": "n3", "rank": 3, "text": "x"}, False, "slowdown"),
         (0, {"event": "straggler", "state": "over", "node": "n3", "rank": 3, "text": "x"}, False, None),
         (1, {"event": "hang", "kind": "silent", "rank": 2, "text": "x"}, False, "hang"),
         (0, {"event": "notice", "text": "x"}, False, None),

@@ -216,6 +216,7 @@ class Metrics:
         if now < self._due:
             return
         self._due = now + EVERY
+        self._disks.look()
         sample = dict(self._sampler.sample(members), attempt=self._events.attempt, **self._known)
         if communicates(sample):
             self._control.last_traffic = now
@@ -224,7 +225,6 @@ class Metrics:
             text = "%s is no longer written: the disk is full" % self._path
             self._events.emit("notice", kind=DISK_FULL, text=text)
         self._textfile.write(sample)
-        self._disks.look()
 
     def close(self) -> None:
         """End the sampler's children."""

@@ -31,8 +31,7 @@ from .run_files import NodePlan
 
 RESTART = "restart"  # values of ``kind`` of a notice that is reported
 DISK_FULL = "disk_full"
-SLOWDOWN = "slowdown"  # of the run as a whole
-STRAGGLER = "straggler"  # a rank for which the others wait
+SLOWDOWN = "slowdown"
 MOST = 20  # events of a run on a node, besides its end
 TEXT = 2000  # characters of a text
 LIMIT = 1 << 16  # bytes of an event
@@ -84,7 +83,7 @@ def notification(plan: NodePlan, record: Mapping[str, Any], *, stands_in: bool =
         "run": plan.run,
         "node": why.get("node") or record.get("node") or plan.node,
         "rank": why.get("rank") if why else record.get("rank"),
-        "state": record.get("state") if record["event"] == "end" else None,
+        "state": record.get("state"),
         "step": record.get("step"),
         "attempt": record.get("attempt"),
         "text": str(why.get("text") or record.get("text") or record.get("state") or "")[:TEXT],
@@ -98,8 +97,8 @@ def _kind(record: Mapping[str, Any]) -> Optional[str]:
         return "failure" if record["state"] == "failed" else "end"
     if event == "notice" and record.get("kind") in (RESTART, DISK_FULL, SLOWDOWN):
         return str(record["kind"])
-    if event == STRAGGLER:
-        return STRAGGLER if record.get("state") == "slow" else None  # else it is no longer slow
+    if event == "straggler":
+        return SLOWDOWN if record["state"] == "slow" else None
     return "hang" if event == "hang" else None
 
 
