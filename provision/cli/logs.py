@@ -182,6 +182,7 @@ def metrics_command(
 def _write_events(reporter: Reporter, selection: Selection, folder: Path, word: str | None) -> None:
     with importing():
         from provision.tasks.report import gather, report_folder  # noqa: PLC0415
+        from provision.tasks.runs import find  # noqa: PLC0415
         from provision.tasks.tensorboard import write_events  # noqa: PLC0415
 
     retry = "clusterctl metrics"
@@ -189,7 +190,7 @@ def _write_events(reporter: Reporter, selection: Selection, folder: Path, word: 
         found = report_folder(Path(word)).run
     else:
         with selection.session_or_here(reporter) as session:
-            found, retry = gather(session, word), session.again()
+            found, retry = gather(session, *find(session, word)), session.again()
     written = write_events(found, folder)
     reporter.result(*events_output(written))
     if found.missing:

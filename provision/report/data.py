@@ -37,15 +37,12 @@ _SKIPPED = {"progress", "log"}  # events that are curves or log lines
 
 
 class Sample(NamedTuple):
-    """A node's sample; ``values`` by the name of the curve: percent, GiB, watts, degrees Celsius, MB per second.
-
-    ``fields`` are those that the agent wrote.
-    """
+    """A node's sample; ``values`` by the name of the curve: percent, GiB, watts, degrees Celsius, MB per second."""
 
     time: float
     step: int | None
     values: Mapping[str, float]
-    fields: Event = MappingProxyType({})
+    fields: Event = MappingProxyType({})  # as the agent wrote them
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from provision.run.found import LOST
 from provision.tasks.diagnose import diagnose, evidence_of, local_files, split
 from provision.tasks.logs import KEPT, read_run
 from provision.tasks.pattern import read_pattern
-from provision.tasks.runs import by_name, find, logs_folder, reader_of, run_folder
+from provision.tasks.runs import Runs, by_name, find, logs_folder, reader_of, run_folder
 from trainer.reader import Pattern, Reader, Reading, Series
 
 if TYPE_CHECKING:
@@ -44,12 +44,6 @@ class Reported:
 
 
 def report_run(session: Session, word: str | None) -> Reported:
-    """Gather a run from its nodes, and diagnose it; see ``gather``."""
-    data = gather(session, word)
-    return Reported(data, diagnose(session, data.id))
-
-
-def gather(session: Session, word: str | None) -> RunData:
     """Gather a run from its nodes. Changes nothing.
 
     Args:
@@ -61,6 +55,12 @@ def gather(session: Session, word: str | None) -> RunData:
         NodesFailedError: no node answered.
     """
     run, found = find(session, word)
+    data = gather(session, run, found)
+    return Reported(data, diagnose(session, run.id))
+
+
+def gather(session: Session, run: Run, found: Runs) -> RunData:
+    """What the nodes of a run know of it. Changes nothing."""
     parts, missing = _gathered(session, run)
     try:
         series = read_run(session, run.id).series
