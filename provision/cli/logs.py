@@ -190,7 +190,7 @@ def _write_events(reporter: Reporter, selection: Selection, folder: Path, word: 
         found = report_folder(Path(word)).run
     else:
         with selection.session_or_here(reporter) as session:
-            found, retry = gather(session, *find(session, word)), session.again()
+            found, retry = gather(session, find(session, word)), session.again()
     written = write_events(found, folder)
     reporter.result(*events_output(written))
     if found.missing:

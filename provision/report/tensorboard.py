@@ -37,6 +37,7 @@ _GPU = {  # fields of a GPU's sample: the tag's end, and its unit
 }
 _NODE = {"rss": ("processes_gib", _GIB), "load": ("load", 1), "disk_free": ("disk_free_gib", _GIB)}
 _MOST = 256  # GPUs, ranks or interfaces of a node
+_TAG = 300  # characters
 _STEP = (1 << 63) - 1
 _FLOAT = 3.4028234e38  # the largest float of four bytes
 
@@ -135,7 +136,7 @@ def _items(value: object) -> Iterable[tuple[Any, Any]]:
 def encode(moment: Moment) -> bytes:
     """An ``Event`` with scalars. As the format has four bytes for a value, larger ones become infinite."""
     summary = b"".join(
-        _bytes(1, _bytes(1, tag.encode("utf-8", "replace")) + b"\x15" + struct.pack("<f", _float(value)))
+        _bytes(1, _bytes(1, tag[:_TAG].encode("utf-8", "replace")) + b"\x15" + struct.pack("<f", _float(value)))
         for tag, value in moment.values.items()
     )
     step = min(max(0, moment.step), _STEP)

@@ -54,13 +54,13 @@ def report_run(session: Session, word: str | None) -> Reported:
         UsageError: no run matches, or several do.
         NodesFailedError: no node answered.
     """
-    run, found = find(session, word)
-    data = gather(session, run, found)
-    return Reported(data, diagnose(session, run.id))
+    found = find(session, word)
+    return Reported(gather(session, found), diagnose(session, found[0].id))
 
 
-def gather(session: Session, run: Run, found: Runs) -> RunData:
+def gather(session: Session, found: tuple[Run, Runs]) -> RunData:
     """What the nodes of a run know of it. Changes nothing."""
+    run, known = found
     parts, missing = _gathered(session, run)
     try:
         series = read_run(session, run.id).series
@@ -74,7 +74,7 @@ def gather(session: Session, run: Run, found: Runs) -> RunData:
         tuple(series),
         counted=series.counted,
         record=record,
-        missing={**found.silent(run), **missing},
+        missing={**known.silent(run), **missing},
         files={name: text for part in parts.values() for name, text in part.configurations.items()},
     )
 

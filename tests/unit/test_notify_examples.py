@@ -170,3 +170,7 @@ def test_chat_gets_its_own_json(webhook, tmp_path):
     [(_, _, body)] = webhook.posts
     text = f"failure: {EVENT['run']} on gpu07: {EVENT['text']}"
     assert json.loads(body) == {"msgtype": "text", "text": {"content": text}}
+    webhook.codes = [500]
+    problem = notify.run_command(command, EVENT, tmp_path)
+    assert "HTTP Error 500" in problem
+    assert TOKEN not in problem

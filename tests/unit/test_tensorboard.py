@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from provision.errors import UsageError
 from provision.output import Reporter
 from provision.report import NodeData, RunData, read_node
 from provision.report.tensorboard import Moment, encode, event_file, moments, record
+from provision.tasks.tensorboard import write_events
 from trainer.agent.reader.scalars import EventFile
 from trainer.reader import Row
 
@@ -127,6 +129,14 @@ def test_other_outputs_are_refused(words):
     error = command("a", *words, "--tensorboard", "tb").exception
     assert isinstance(error, UsageError)
     assert error.hint == "clusterctl metrics --tensorboard DIR RUN"
+
+
+def test_names_of_a_hostile_node_are_bounded_and_stay_in_the_folder(tmp_path):
+    sample = {"time": 1.0, "network": {"x" * 100_000: {"in": 1}}}
+    written = write_events(replace(run_of([], samples=[sample]), id="../../x"), tmp_path)
+    assert written.path.parent == tmp_path / "--..-x"
+    assert (written.steps, written.samples) == (0, 1)
+    assert written.bytes < 1000
 
 
 def test_a_folder_that_cannot_be_written_is_reported():
