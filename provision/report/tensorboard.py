@@ -14,10 +14,11 @@ from functools import cache
 from itertools import accumulate, islice, pairwise
 from typing import Any, NamedTuple
 
-from provision.report.data import NodeData, RunData, is_finite, row_times
+from provision.report.data import RunData, Sample, is_finite, row_times
 from trainer.reader import Row
 
 VERSION = "brain.Event:2"
+SAMPLES = 20_000  # of all nodes together; of more, every second, third and so on is written
 TAGS = {  # fields of a row; the first five are the names of transformers' and Lightning's users
     "loss": "train/loss",
     "lr": "train/learning_rate",
@@ -71,8 +72,9 @@ def moments(run: RunData) -> Iterator[Moment]:
             yield Moment(time, row.step, values)
     latest = list(accumulate(times, max))  # a clock may go back
     steps = [row.step for row in run.rows]
+    by = -(-sum(len(node.samples) for node in run.nodes) // SAMPLES) or 1
     for node in run.nodes:
-        yield from _samples(node, latest, steps)
+        yield from _samples(node.name, node.samples[::by], latest, steps)
 
 
 def _row_values(row: Row) -> Values:
@@ -93,9 +95,9 @@ def _without_gaps(times: Sequence[float | None], start: float) -> list[float]:
     return found + [time] * (len(times) - last)
 
 
-def _samples(node: NodeData, times: Sequence[float], steps: Sequence[int]) -> Iterator[Moment]:
-    for sample in node.samples:
-        values = {f"node/{node.name}/{end}": value for end, value in _sampled(sample.fields)}
+def _samples(node: str, samples: Iterable[Sample], times: Sequence[float], steps: Sequence[int]) -> Iterator[Moment]:
+    for sample in samples:
+        values = {f"node/{node}/{end}": value for end, value in _sampled(sample.fields)}
         if values:
             place = bisect.bisect_right(times, sample.time)
             yield Moment(sample.time, steps[place - 1] if place else 0, values)
@@ -173,12 +175,9 @@ def _varint(value: int) -> bytes:
 @cache
 def _table() -> tuple[int, ...]:
     """The remainders of the Castagnoli polynomial, bits reversed (RFC 3720)."""
-    found = []
-    for byte in range(256):
-        value = byte
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        found.append(value)
+    found = list(range(256))
+    for _ in range(8):
+        found = [value >> 1 ^ (0x82F63B78 if value & 1 else 0) for value in found]
     return tuple(found)
 
 

@@ -22,7 +22,7 @@ from provision.cli import cli
 from provision.errors import UsageError
 from provision.output import Reporter
 from provision.report import NodeData, RunData, read_node
-from provision.report.tensorboard import Moment, encode, event_file, moments, record
+from provision.report.tensorboard import SAMPLES, Moment, encode, event_file, moments, record
 from provision.tasks.tensorboard import write_events
 from trainer.agent.reader.scalars import EventFile
 from trainer.reader import Row
@@ -108,6 +108,14 @@ def test_samples_belong_to_the_last_step_before_them_also_after_a_restart():
 )
 def test_invalid_values_of_a_node_are_omitted(sample):
     assert list(moments(run_of([], samples=[{"time": 1.0} | sample]))) == []
+
+
+def test_samples_of_many_nodes_are_thinned():
+    samples = read_node("", [], [f'{{"time": {time}, "load": 1}}' for time in range(1000)], "").samples
+    run = RunData("r", nodes=tuple(NodeData(f"n{number}", samples=samples) for number in range(41)))
+    found = list(moments(run))
+    assert SAMPLES * 0.6 < len(found) <= SAMPLES
+    assert len({name for each in found for name in each.values}) == 41
 
 
 def test_a_run_without_times_has_its_steps():
