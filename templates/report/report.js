@@ -18,7 +18,6 @@
     samples: "采样数", slowest: "最慢的进程", preflight: "启动前的检查", verdict: "结论", check: "检查项", fix: "处理办法",
     v_passed: "通过", v_failed: "失败", v_warned: "警告", v_unknown: "未知", v_inapplicable: "不适用", left_out: "未参加",
     name: "名称", value: "值", kind: "事件", older: "未列出的较早事件:", elapsed: "经过时间",
-    samples: "采样数", name: "名称", value: "值", kind: "事件", older: "未列出的较早事件:", elapsed: "经过时间",
     removed: "已从报告中移除", removed_text: "同一个值在整个报告中对应同一个代称。本文件不含原值。", rule: "规则", word: "代称",
     values: "不同的值", rule_run: "运行编号", rule_node: "节点名", rule_host: "其他主机名和域名", rule_address: "IP 地址",
     rule_hardware: "MAC 地址和 GUID", rule_user: "用户名", rule_email: "电子邮件地址", rule_folder: "文件夹", rule_url: "网址",
