@@ -8,6 +8,7 @@ ahead of the median of the others.
 ``clock``  the clock of its GPU is lower
 ``busy``   its main thread works, waits for a processor, for data or for a disk, while those of others
            wait for another rank
+``run``    its main thread runs longer than it used to
 ``idle``   its GPU has nothing to do, while NCCL's kernels keep those of the others busy
 ``share``  another process uses its GPU
 ``power``  its GPU draws its usual power and those of the others less: a waiting NCCL kernel draws little
@@ -219,10 +220,11 @@ _SHARE = _Measure(
     MEAN,
 )
 _BUSY = _Measure("busy", lambda one: {rank: each.busy for rank, each in one.ranks.items()}, EACH, MEAN)
+_RUN = _Measure("run", lambda one: {rank: each.run for rank, each in one.ranks.items()}, EACH, MEAN)
 _IDLE = _Measure("idle", _idle, EACH, MEAN)
 _POWER = _Measure("power", _power, POWER_EACH, POWER_MEAN, relative=True)
 _QUEUE = _Measure("queue", _queues, EACH, MEAN)
-_ORDER = (_SHARE, _CLOCK, _BUSY, _IDLE, _POWER)
+_ORDER = (_SHARE, _CLOCK, _BUSY, _RUN, _IDLE, _POWER)
 _MEASURES = {each.name: each for each in (*_ORDER, _QUEUE)}
 
 
@@ -322,9 +324,9 @@ def _verdict(
             return found._replace(cause=CLOCK, detail=detail)
         return now._replace(cause=CLOCK, detail=detail) if changed and now.by >= CLOCK_ALONE else None
     cause, detail, part = _host_cause(last, rank)
-    if leads_now and part >= max(EACH, OWN_CAUSE * found.by):
+    if measure is not _RUN and leads_now and part >= max(EACH, OWN_CAUSE * found.by):
         return found._replace(cause=cause, detail=detail)
-    if not changed or found.by <= 0:  # it has more work than before, and others still have more
+    if measure is _BUSY or not changed or found.by <= 0:  # it has more work than before, and others still have more
         return None
     return now._replace(cause=COMPUTE, detail="its own work takes longer")
 
@@ -428,7 +430,8 @@ def sentence(verdict: Verdict) -> str:
     if verdict.cause == LINK:
         amount = ""
     command = NEXT[verdict.cause].format(rank=verdict.rank, node=verdict.node)
-    return "%s%s (%s: %s). On %s: %s" % (who, amount, cause, verdict.detail, verdict.node, command)
+    place = "Run" if command.startswith("clusterctl") else "On %s" % verdict.node
+    return "%s%s (%s: %s). %s: %s" % (who, amount, cause, verdict.detail, place, command)
 
 
 def over(verdict: Verdict) -> str:
