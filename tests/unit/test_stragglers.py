@@ -11,7 +11,7 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 
 from agents import plan_of
 
-from trainer.agent.rounds import Pace, from_object, join, round_seconds, to_object
+from trainer.agent.rounds import Steps, from_object, join, round_seconds, to_object
 from trainer.agent.signals import foreign_shares, gpu_of, queues
 from trainer.agent.stragglers import CONSISTENT, Gpu, Rank, Round, Track, advance, sentence
 
@@ -191,12 +191,12 @@ def test_join_drops_what_no_agent_sends():
 
 
 def test_rounds_without_steps_do_not_count():
-    pace = Pace()
-    assert not pace.steady(0, 20)
+    steps = Steps()
+    assert not steps.steady(0, 20)
     for second in range(0, 100, 10):
-        pace.step(second)
-    assert pace.steady(115, 20)
-    assert not pace.steady(121, 20)  # rank 0 saves a checkpoint that nothing announces
+        steps.step(second)
+    assert steps.steady(115, 20)
+    assert not steps.steady(121, 20)  # rank 0 saves a checkpoint that nothing announces
 
 
 def test_seconds_of_a_round():

@@ -205,7 +205,8 @@ class Attempt:
                 self._tracker.watch(selector)
             self._hangs.look(now)
             self._control.look(now)
-            self._stragglers.gpus(self._metrics.look(self._tracker.known, now))
+            sample = self._metrics.look(self._tracker.known, now)
+            self._stragglers.gpus(sample.get("gpus"))
             self._stragglers.look(self._watch.phase, self._watch.stepped, now)
         if self._watch.phase != self._state.fields.get("phase"):
             self._events.emit("phase", phase=self._watch.phase)
