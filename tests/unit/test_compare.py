@@ -104,6 +104,8 @@ def test_a_thousand_nodes_are_folded():
     found = differences(one, other)
     assert [each.name for each in found.differences] == ["order of the nodes"]
     assert found.differences[0].values == ("by name", "gpu0001 is rank 0, gpu0000 is rank 1")
+    other["hardware"] = [group(*names[1:], kernel="6.1"), group(names[0], kernel="5.9")]
+    assert differences(one, other).differences[0].values[1] == "5.9 (gpu0000), 6.1 (gpu[0001-0999])"
     other["hardware"] = [group(name, kernel=name) for name in names]
     assert len(json.dumps([each.values for each in differences(one, other).differences])) < 2000
 
