@@ -268,11 +268,10 @@ def _described(event: Event) -> tuple[str, str, str]:
             return kind, str(get("phase") or ""), ""
         case "notice":
             return kind, str(get("text") or ""), "" if get("level") == "info" else "note"
+        case "straggler":
+            return kind, str(get("text") or ""), "note" if get("state") == "slow" else ""
         case "hang":
             return kind, str(get("text") or get("kind") or ""), "bad"
-        case "straggler":
-            who = " ".join(f"{key} {get(key)}" for key in ("node", "rank") if get(key) is not None)
-            return kind, ": ".join(str(each) for each in (who, get("cause"), get("text")) if each), "bad"
         case "peer":
             return kind, " ".join(str(get(key)) for key in ("node", "state", "text") if get(key)), "note"
         case "exit":

@@ -307,10 +307,10 @@ def test_findings_of_many_nodes_stay_small():
 
 
 def test_the_rank_that_others_wait_for_is_named():
-    event = {"event": "straggler", "time": 5.0, "rank": 3, "text": "10 % slower", "cause": "clock"}
+    event = {"event": "straggler", "time": 5.0, "node": "gpu07", "rank": 3, "text": "10 % slower", "kind": "clock"}
     run = RunData("r", nodes=(NodeData("gpu02", events=(event, {"event": "straggler"})),))
     part = re.search(r'id="slowest".*?</section>', report_page([run], NOW))[0]
-    assert "rank 3: clock: 10 % slower" in part
+    assert "<td>gpu07</td><td>3</td><td>clock</td><td>10 % slower</td>" in part
 
 
 def test_a_node_with_other_means_is_marked():
