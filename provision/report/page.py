@@ -16,6 +16,7 @@ from typing import Any
 
 from provision import __version__
 from provision.inventory import fold
+from provision.masking import mask_text
 from provision.output_text import duration
 from provision.render import template_text
 from provision.report.curves import run_curves
@@ -336,13 +337,17 @@ def _attempts(run: RunData) -> str:
 
 def _slowest(run: RunData) -> str:
     """What the agents recorded about a rank that the others wait for."""
+    found = [event for node in run.nodes for event in node.events if event.get("event") == "straggler"]
+    found.sort(key=lambda event: event.get("time") or 0.0)
     rows = [
-        (_when(each.time), _number(each.step), escaped(fold(each.nodes)), escaped(each.text))
-        for each in happenings(run)
-        if each.kind == "straggler"
+        (
+            _when(event.get("time")),
+            *(escaped(mask_text(str(event.get(name, "")))) for name in ("node", "rank", "kind", "text")),
+        )
+        for event in found[-_STRAGGLERS:]
     ]
-    heads = (("time", "Time"), ("step", "Step"), ("node", "Node"), ("text", "Text"))
-    return _table(heads, rows[-_STRAGGLERS:]) if rows else ""
+    heads = (("time", "Time"), ("node", "Node"), ("rank", "Rank"), ("cause", "Cause"), ("text", "Text"))
+    return _table(heads, rows) if rows else ""
 
 
 def _preflight(run: RunData) -> str:
@@ -369,23 +374,26 @@ def _preflight(run: RunData) -> str:
 
 def _nodes(run: RunData) -> str:
     """The nodes with the means of their samples. Far means of what the speed depends on are marked."""
-    names = [name for name, _ in _MEANS]
+    measured = [
+        each for each in _MEANS if any(each[0] in sample.values for node in run.nodes for sample in node.samples)
+    ]
+    names = [name for name, _ in measured]
     means = {node.name: {name: fmean(found) for name in names if (found := _values(node, name))} for node in run.nodes}
     known = {name: [each[name] for each in means.values() if name in each] for name in names}
-    middle = {name: median(found) for name, found in known.items() if found}
+    middle = {name: median(found) for name, found in known.items()}
     marked = _PACE if len(run.nodes) > 2 else ()  # of two nodes, nothing tells which is the slow one
     rows = [
         (
             escaped(node.name),
             _number(node.rank),
             escaped(node.state.get("state") or ""),
-            *(_mean(means[node.name].get(name), middle.get(name) if name in marked else None) for name in names),
+            *(_mean(means[node.name].get(name), middle[name] if name in marked else None) for name in names),
             _number(len(node.samples)),
         )
         for node in run.nodes
     ]
     rows += [(escaped(name), "", escaped(why), *("" for _ in names), "") for name, why in run.missing.items()]
-    heads = (("node", "Node"), ("rank", "Rank"), ("state", "State"), *_MEANS, ("samples", "Samples"))
+    heads = (("node", "Node"), ("rank", "Rank"), ("state", "State"), *measured, ("samples", "Samples"))
     return _table(heads, rows) if rows else ""
 
 
