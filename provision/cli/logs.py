@@ -244,7 +244,13 @@ def collect_command(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Read log files of any launcher instead of a run. More files may follow.",
 )
-@click.option("--code", "codes", multiple=True, metavar="CODE", help="Decode a diagnosis that was read over the phone. Needs no run.")
+@click.option(
+    "--code",
+    "codes",
+    multiple=True,
+    metavar="CODE",
+    help="Decode a diagnosis that was read over the phone. Needs no run.",
+)
 @click.argument("run", nargs=-1)
 @reporting
 def diagnose_command(

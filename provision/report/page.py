@@ -29,8 +29,8 @@ from provision.report.data import (
     configuration,
     happenings,
 )
+from provision.report.names import RULES
 from provision.report.picture import escaped, picture
-from provision.report.sensitive import RULES
 
 _UPLOT = "report/uplot-1.6.32"
 _CURVES = (  # a row's field, and the English title
@@ -126,7 +126,9 @@ def _removed(removed: Mapping[str, int]) -> str:
         (_label(f"rule_{rule}", escaped(RULES[rule].title)), f"<code>{RULES[rule].word}-1</code>", _number(count))
         for rule, count in removed.items()
     ]
-    text = _label("removed_text", "The same value is the same word in the whole report. The values are not in this file.")
+    text = _label(
+        "removed_text", "The same value is the same word in the whole report. The values are not in this file."
+    )
     heads = (("rule", "Rule"), ("word", "Word"), ("values", "Values"))
     return f"<p>{text}</p>{_table(heads, rows)}"
 

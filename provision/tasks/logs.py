@@ -280,9 +280,7 @@ def read_logs(logs: Sequence[Log], how: How = How(), *, emit: Emit) -> Metrics:
     return _checked(Metrics(series, tuple(log.name for log in logs), meter.done), how.pattern)
 
 
-def read_run(
-    session: Session, word: str | None, how: How = How(), *, found: tuple[Run, Runs] | None = None
-) -> Metrics:
+def read_run(session: Session, word: str | None, how: How = How(), *, found: tuple[Run, Runs] | None = None) -> Metrics:
     """Read the numbers of a run from rank 0's node, or from this machine if no node answers.
 
     Args:
