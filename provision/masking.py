@@ -22,45 +22,20 @@ _OPTION = re.compile(
 )
 _HARMLESS = re.compile(r"(true|false|none|null|yes|no|[01]|<.*>)?", re.IGNORECASE)  # of use_auth_token, and `<pad>`
 # Tokens by their shape. Text in front of one may be Chinese, which is no word boundary, so boundaries are ASCII's.
-_SHAPES = re.compile(
-    r"(?<![A-Za-z0-9])("
-    + "|".join(
-        (
-            r"hf_[A-Za-z0-9]{30,}",
-            r"api_org_[A-Za-z0-9]{30,}",  # Hugging Face
-            r"gh[pousr]_[A-Za-z0-9]{30,}",
-            r"github_pat_\w{30,}",
-            r"gl(?:pat|ptt|dt|rt|cbt)-[\w-]{20,}",  # GitHub, GitLab
-            r"sk-[A-Za-z0-9]{32,}",
-            r"sk-(?:proj|ant|svcacct|or)-[\w-]{20,}",  # OpenAI, Anthropic, OpenRouter
-            r"wandb_v\d_\w{20,}",
-            r"ms-[0-9a-f]{8}-[0-9a-f-]{27}",  # W&B, ModelScope
-            r"A(?:KIA|SIA)[0-9A-Z]{16}",
-            r"LTAI[A-Za-z0-9]{12,30}",
-            r"AKID[A-Za-z0-9]{13,40}",  # AWS, Aliyun, Tencent
-            r"AKLT[A-Za-z0-9]{20,}",
-            r"AIza[\w-]{35}",
-            r"ya29\.[\w-]{20,}",
-            r"GOCSPX-[\w-]{20,}",  # Volcengine, Google
-            r"xox[abeoprs]-[\w-]{10,}",
-            r"xapp-[\w-]{10,}",
-            r"\d{8,10}:AA[\w-]{33}",  # Slack, Telegram
-            r"[rs]k_(?:live|test)_[A-Za-z0-9]{16,}",
-            r"SG\.[\w-]{16,}\.[\w-]{16,}",
-            r"dapi[0-9a-f]{32}",  # Stripe, SendGrid
-            r"npm_[A-Za-z0-9]{36}",
-            r"pypi-[\w-]{16,}",
-            r"dckr_(?:pat|oat)_[\w-]{20,}",
-            r"do[opr]_v1_[0-9a-f]{40,}",
-            r"(?:hv[sbr]|s)\.[A-Za-z0-9]{24,}",
-            r"glsa_\w{32,}",
-            r"AGE-SECRET-KEY-1[0-9A-Z]{40,}",  # Vault, Grafana, age
-            r"eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)*",  # JSON Web Tokens
-        )
-    )  # fmt: skip
-    + ")",
-    re.ASCII,
-)
+_TOKENS = (
+    r"hf_[A-Za-z0-9]{30,}", r"api_org_[A-Za-z0-9]{30,}",  # Hugging Face
+    r"gh[pousr]_[A-Za-z0-9]{30,}", r"github_pat_\w{30,}", r"gl(?:pat|ptt|dt|rt|cbt)-[\w-]{20,}",  # GitHub, GitLab
+    r"sk-[A-Za-z0-9]{32,}", r"sk-(?:proj|ant|svcacct|or)-[\w-]{20,}",  # OpenAI, Anthropic, OpenRouter
+    r"wandb_v\d_\w{20,}", r"ms-[0-9a-f]{8}-[0-9a-f-]{27}",  # W&B, ModelScope
+    r"A(?:KIA|SIA)[0-9A-Z]{16}", r"LTAI[A-Za-z0-9]{12,30}", r"AKID[A-Za-z0-9]{13,40}",  # AWS, Aliyun, Tencent
+    r"AKLT[A-Za-z0-9]{20,}", r"AIza[\w-]{35}", r"ya29\.[\w-]{20,}", r"GOCSPX-[\w-]{20,}",  # Volcengine, Google
+    r"xox[abeoprs]-[\w-]{10,}", r"xapp-[\w-]{10,}", r"\d{8,10}:AA[\w-]{33}",  # Slack, Telegram
+    r"[rs]k_(?:live|test)_[A-Za-z0-9]{16,}", r"SG\.[\w-]{16,}\.[\w-]{16,}", r"dapi[0-9a-f]{32}",  # Stripe, SendGrid
+    r"npm_[A-Za-z0-9]{36}", r"pypi-[\w-]{16,}", r"dckr_(?:pat|oat)_[\w-]{20,}", r"do[opr]_v1_[0-9a-f]{40,}",
+    r"(?:hv[sbr]|s)\.[A-Za-z0-9]{24,}", r"glsa_\w{32,}", r"AGE-SECRET-KEY-1[0-9A-Z]{40,}",  # Vault, Grafana, age
+    r"eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)*",  # JSON Web Tokens
+)  # fmt: skip
+_SHAPES = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(_TOKENS)})", re.ASCII)
 _LOGIN = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")  # the password in a URL
 
 
@@ -122,7 +97,7 @@ def secret_option(words: Sequence[str]) -> str | None:
 
 
 def secrets_in(words: Sequence[str]) -> Iterator[tuple[int, int, str]]:
-    """The secrets of a command: the index of each word that ends in a secret, the start of the secret in it, and the option's name."""
+    """The secrets of a command: each word's index, the start of the secret at its end, and the option's name."""
     for place, word in enumerate(words):
         name, has, value = word.partition("=")
         if not names_secret(name):

@@ -195,7 +195,7 @@ def _body(case: Case) -> Iterator[int]:
     for number in [*map(int, re.findall(r"\d+", case.version)), 0, 0, 0][:3]:
         yield from _number(number)
     yield STATES.index(case.state) if case.state in STATES else 0
-    yield GRADES.index(case.grade) + 1 if case.grade in GRADES else 0  # type: ignore[arg-type]
+    yield GRADES.index(case.grade) + 1 if case.grade in GRADES else 0
     yield case.alone + 2 * case.by_file
     yield from _hash(case.cause)
     ended = 0 if case.exit_code is None else 1 + 2 * case.exit_code
@@ -249,7 +249,8 @@ def hash_of(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") >> 7
 
 
-KNOWN: Mapping[int, str] = {hash_of(each.id): each.id for each in (*TABLE, *RULES)}
+_IDS = (*(each.id for each in TABLE), *(each.id for each in RULES))
+KNOWN: Mapping[int, str] = {hash_of(each): each for each in _IDS}
 
 
 def named(code: int) -> str:

@@ -33,8 +33,8 @@ from provision.report.data import (
     row_times,
     step_times,
 )
+from provision.report.names import RULES
 from provision.report.picture import Points, escaped, picture
-from provision.report.sensitive import RULES
 from provision.run.difference import KINDS, RANKS, compare
 from provision.run.preflight import from_record
 

@@ -1,7 +1,7 @@
 """``report --redact``: the same runs without names, addresses and secrets, and how many of each were removed.
 
 Every text of the data is read twice: first to learn names that only some texts explain (``host=gpu-a03``), then to
-remove them from all. So the page needs no rule of its own, and a new field of the data is covered without a change here.
+remove them from all. So the page needs no rule of its own, and new fields of the data need no change here.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 from typing import Any
 
 from provision.errors import UsageError
 from provision.masking import secrets_in
 from provision.report.data import RunData, Sample
-from provision.report.sensitive import Names, is_label, is_value, learn, redacted
+from provision.report.names import Names
+from provision.report.sensitive import is_label, is_value, learn, redacted
 from provision.run import config_text
 from trainer.reader import Row
 
 _DEEP = 40  # levels of the data
 _WORD = re.compile(r"[a-z][a-z_]*")
 _FIELDS = {  # of events, states and records; a node with such a name changes no key
-    *("event", "time", "attempt", "state", "node", "nodes", "rank", "text", "why", "step", "env", "argv", "plans", "level"),
-    *("kind", "phase", "checkpoint", "launcher", "master", "prefix", "who", "run", "error", "rc", "signal", "stopped"),
+    *("event", "time", "attempt", "state", "node", "nodes", "rank", "text", "why", "step", "env", "argv", "plans"),
+    *("level", "kind", "phase", "checkpoint", "launcher", "master", "prefix", "who", "run", "error", "rc", "signal"),
 }  # fmt: skip
 
 Text = Callable[[str, str], str]
@@ -144,18 +144,13 @@ class _Walker:
 
     def _walk(self, value: Any, label: str, depth: int) -> Any:
         """A value of the data; keys that are the data's own fields stay."""
-        if value is None or isinstance(value, bool | float | Row):
-            return value
-        if isinstance(value, int):
-            return self._number(value, label)
-        if isinstance(value, str):
-            return self._text(value, label)
-        if depth >= _DEEP:
+        if value is None or isinstance(value, bool | int | float | Row):
+            return self._number(value, label) if isinstance(value, int) else value
+        if isinstance(value, str) or depth >= _DEEP:
             return self._text(str(value), label)
-        if isinstance(value, Sample):
-            return value if self._known_curves(tuple(value.values)) else self._tuple(value, label, depth)
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return self._tuple(value, label, depth)
+            is_known = isinstance(value, Sample) and self._known_curves(tuple(value.values))
+            return value if is_known else type(value)(*(self._walk(each, label, depth + 1) for each in value))
         if isinstance(value, list | tuple | set | frozenset):
             return type(value)(self._list(list(value), label, depth, self._walk))
         if isinstance(value, Mapping):
@@ -167,12 +162,7 @@ class _Walker:
                 if field.init
             }
             return replace(value, **fields)
-        if isinstance(value, PurePath):
-            return type(value)(self._text(str(value), label))
         return self._text(str(value), label)
-
-    def _tuple(self, value: Any, label: str, depth: int) -> Any:
-        return type(value)(*(self._walk(each, label, depth + 1) for each in value))
 
     def _config(self, value: Any, label: str, depth: int) -> Any:
         """A value of a configuration file, whose keys are the user's."""
@@ -183,13 +173,13 @@ class _Walker:
         return self._walk(value, label, depth)
 
     def _list(self, values: list[Any], label: str, depth: int, walk: Callable[[Any, str, int], Any]) -> list[Any]:
-        if values and isinstance(values[0], Row | tuple) and not any(isinstance(each, str) for each in values[0]):
-            if all(isinstance(each, int | float | None) for each in values[0]):  # curves: numbers only
-                return values
+        if values and isinstance(values[0], tuple) and all(isinstance(each, int | float | None) for each in values[0]):
+            return values  # of a curve
         if len(values) > 1 and all(isinstance(each, str) for each in values):  # it may be a command
             found = {place: (start, name) for place, start, name in secrets_in(values)}
             return [
-                each[: found[at][0]] + self._text(each[found[at][0] :], found[at][1]) if at in found else walk(each, label, depth + 1)
+                each[: found[at][0]] + self._text(each[found[at][0] :], found[at][1]) if at in found
+                else walk(each, label, depth + 1)
                 for at, each in enumerate(values)
             ]  # fmt: skip
         return [walk(each, label, depth + 1) for each in values]

@@ -155,8 +155,8 @@ def earlier_reasons(verdicts: Iterable[Verdict]) -> Iterator[str]:
 
 
 def _earlier(verdicts: Iterable[Verdict]) -> Iterator[str]:
-    for number, reason in enumerate(earlier_reasons(verdicts), 1):
-        yield f"attempt {number}: {reason}"
+    for attempt, reason in enumerate(earlier_reasons(verdicts), 1):
+        yield f"attempt {attempt}: {reason}"
 
 
 def _advice(fix: Iterable[str], run: str, node: str = "NODE") -> Iterator[str]:
@@ -181,11 +181,11 @@ def _places(signs: Iterable[Sign]) -> str:
 
 def _folded(numbers: Sequence[int]) -> str:
     rows: list[list[int]] = []
-    for number in numbers:
-        if rows and number == rows[-1][-1] + 1:
-            rows[-1].append(number)
+    for each in numbers:
+        if rows and each == rows[-1][-1] + 1:
+            rows[-1].append(each)
         else:
-            rows.append([number])
+            rows.append([each])
     return ",".join(str(row[0]) if len(row) == 1 else f"{row[0]}-{row[-1]}" for row in rows)
 
 

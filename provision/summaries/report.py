@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from provision.env.text import number
 from provision.masking import mask_text
 from provision.output_text import Summary, size
+from provision.report.names import RULES
 from provision.report.redaction import Known, Redaction, redact
-from provision.report.sensitive import RULES
 from provision.summaries.diagnosis import diagnosis_output, earlier_reasons
 
 if TYPE_CHECKING:

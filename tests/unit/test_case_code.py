@@ -25,7 +25,9 @@ from provision.errors import UsageError
 from provision.output import Reporter
 from provision.summaries.diagnosis import case_output, diagnosis_output
 
-FULL = Case("1.12.3", "failed", "cuda.oom", "cause", True, False, 16, 1, 3, 27, 2, 41_250, None, 9, "5f0c1d2e", ("loss.nan",))  # fmt: skip
+FULL = Case(
+    "1.12.3", "failed", "cuda.oom", "cause", True, False, 16, 1, 3, 27, 2, 41_250, None, 9, "5f0c1d2e", ("loss.nan",)
+)  # fmt: skip
 NUMBER = st.none() | st.integers(0, 1 << 40)
 CASES = st.builds(
     Case,

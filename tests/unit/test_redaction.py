@@ -85,8 +85,8 @@ KINDS = {
     "IPv6 link": lambda r: ((v := f"fe80::{letters(r, 3, HEX[1:])}:{letters(r, 4, HEX[1:])}") + "%ib0", [v]),
     "MAC": lambda r: (v := ":".join(letters(r, 2, HEX) for _ in range(6)), [v]),
     "InfiniBand GUID": lambda r: (v := "0x5" + letters(r, 15, HEX), [v]),
-    "node": lambda r: ("secretnode7", ["secretnode7"]),
-    "node of the fabric": lambda r: ("secretnode7-ib0", ["secretnode7"]),
+    "node": lambda _: ("secretnode7", ["secretnode7"]),
+    "node of the fabric": lambda _: ("secretnode7-ib0", ["secretnode7"]),
     "node's domain": lambda r: (f"secretnode7.{(v := name(r))}.com", [v, "secretnode7"]),
     "domain": lambda r: (f"{(v := name(r))}.example.{r.choice(['com', 'cn', 'org', 'local', 'internal'])}", [v]),
     "host of ssh": lambda r: (f"ssh: connect to host {(v := host(r))} port 22", [v]),
@@ -95,7 +95,7 @@ KINDS = {
     "user": lambda r: (f"USER={(v := name(r))}", [v]),
     "user of id": lambda r: (f"uid=1003({(v := name(r))}) gid=1003", [v]),
     "user in Chinese": lambda r: (f"用户名:{(v := name(r))}", [v]),
-    "person in Chinese": lambda r: ("负责人:张三丰", ["张三丰"]),
+    "person in Chinese": lambda _: ("负责人:张三丰", ["张三丰"]),
     "home": lambda r: (f"/home/{(v := name(r))}/{(w := name(r))}/train.py", [v, w]),
     "home of a flag": lambda r: (f"-I/home/{(v := name(r))}/include", [v]),
     "home on macOS": lambda r: (f"/Users/{(v := name(r))}/x", [v]),
@@ -129,7 +129,7 @@ KINDS = {
     "basic": lambda r: (f"Authorization: Basic {(v := b64(r, 18))}", [v]),
     "bearer": lambda r: (f"authorization: bearer {(v := mixed(r, 24))}", [v]),
     "cookie": lambda r: (f"Cookie: session={(v := letters(r, 12))}; id={(w := letters(r, 9))}", [v, w]),
-    "URL": lambda r: (f"https://{name(r)}:{(v := password(r).replace('#', 'x'))}@{(w := name(r))}.net/x?token=a1", [v, w]),
+    "URL": lambda r: (f"https://u:{(v := password(r).replace('#', 'x'))}@{(w := name(r))}.net/x?token=a1", [v, w]),
     "PostgreSQL": lambda r: (f"postgresql://{(w := name(r))}:{(v := password(r).replace('#', 'x'))}@db:5432/x", [v, w]),
     "MongoDB": lambda r: (f"mongodb+srv://{(w := name(r))}:{(v := letters(r, 12))}@c0.ab1.mongodb.net", [v, w]),
     "Azure storage": lambda r: (f"AccountName=x;AccountKey={(v := b64(r, 64))};EndpointSuffix=y", [v]),
@@ -153,8 +153,9 @@ KINDS = {
 }  # fmt: skip
 
 CONTEXTS = (
-    "{}", "[rank0]: {}", "2026-11-26 22:07:55,123 INFO {} done", "错误:{}的值无效", "节点启动失败({})", "\tat {},", '"{}"', "'{}'",
-    "run: {} --flag", "a\nb {}\nc", "x={} y", "key: {}", '{{"a": "{}"}}', "<{}>", "({})", "[{}]", "{}.", "{}; step 5", "`{}`", "「{}」",
+    "{}", "[rank0]: {}", "2026-11-26 22:07:55,123 INFO {} done", "错误:{}的值无效", "节点启动失败({})", "\tat {},",
+    '"{}"', "'{}'", "run: {} --flag", "a\nb {}\nc", "x={} y", "key: {}", '{{"a": "{}"}}', "<{}>", "({})", "[{}]",
+    "{}.", "{}; step 5", "`{}`", "「{}」",
 )  # fmt: skip
 
 
