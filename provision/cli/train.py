@@ -54,6 +54,12 @@ _NOTIFY = click.option(
     "--notify", metavar="CMD", help="Run this on a node at the end, a failure, a restart, a hang or a full disk."
 )
 
+_EXPECTED = click.option(
+    "--expected",
+    metavar="RUN|LOW-HIGH|none",
+    help="Report slowness against an earlier run, or seconds per step.  [default: the plan's estimate]",
+)
+
 _WHAT: _Options = (
     click.option(
         "--launcher",
@@ -120,6 +126,7 @@ _HOW: _Options = (
         help="What to do about a hang.",
     ),
     _NOTIFY,
+    _EXPECTED,
     click.option("--exclude-bad", is_flag=True, help="Train without nodes that fail the checks."),
     click.option("--force", is_flag=True, help="Start even if a check predicts a failure."),
     click.option("--dry-run", is_flag=True, help="Print each node's commands; start nothing."),
@@ -160,6 +167,7 @@ def train_command(
     hang_after: float | None,
     on_hang: str,
     notify: str | None,
+    expected: str | None,
     shell: str,
     *,
     detach: bool,
@@ -198,6 +206,7 @@ def train_command(
         gate=GateOptions(exclude_bad=exclude_bad, force=force, asked=wanted),
         following=Following(detach, None if detach else ask_detach_or_stop(reporter)),
         notify=read_notify(notify),
+        expected=expected,
         ask_resume=ask_resume_arg(reporter),
     )
     if dry_run:

@@ -16,6 +16,7 @@ folder that only its user can read. Secrets are masked (``masking``): only the p
 ``argv``       the configuration or script that the user gave, and its arguments
 ``unsent``     by path in the code folder, the bytes of git-ignored files that were not sent (``run/ignored.py``)
 ``plans``      by node name, the plan of its agent, without secrets
+``expected``   what the run is judged by, or null (``trainer/agent/contract/expected.py``)
 ``began``      the start time, in UTC
 ``who``        ``USER@HOST`` of the command
 ``seconds``    how long the command followed it

@@ -19,6 +19,7 @@ from provision.inventory.selection import fold
 from provision.model import Node, Notice
 from provision.run.fields import conform
 from provision.run.job import Job
+from trainer.agent.contract.expected import Expected
 from trainer.agent.contract.plan import Plan
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
@@ -135,6 +136,7 @@ class RunSpec:
         none_ok: when resuming without a checkpoint, start from the first step.
         textfile: the folder of node_exporter's textfile collector; None: no samples are written for it.
         notify: the shell command for events of the run; None: none.
+        expected: what the run is judged by; None: nothing is expected.
     """
 
     id: str
@@ -160,6 +162,7 @@ class RunSpec:
     none_ok: bool = False
     textfile: str | None = None
     notify: str | None = None
+    expected: Expected | None = None
 
     @property
     def user_env(self) -> Mapping[str, str]:

@@ -14,11 +14,11 @@ from typing import Any
 from provision.errors import UsageError
 from provision.run.config import misspelled
 from provision.run.config_text import Document, commented, read, read_text
-from provision.tasks.data_lengths import measure
+from provision.tasks.data_lengths import SAMPLES, measure
 from trainer import ds_config
 from trainer import plan as plans
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
-from trainer.plan.factory import Job, settings_of
+from trainer.plan.factory import Job, Settings, settings_of
 from trainer.plan.faster import faster
 from trainer.plan.findings import Faster
 from trainer.plan.output import request
@@ -63,14 +63,26 @@ def plan_config(
         PlanError: they cannot be planned.
     """
     document = read(config)
-    refuse_other(document)
     has = abilities or Abilities()
+    job, base = job_of(document, cluster, model=model)
+    return Planned(document, job, faster(job, base, liger=has.liger, fa2=has.fa2))
+
+
+def job_of(
+    document: Document, cluster: plans.Cluster, *, model: str | None = None, samples: int = SAMPLES
+) -> tuple[Job, Settings]:
+    """What a configuration trains, and its settings; ``samples`` are the most records to count.
+
+    Raises:
+        UsageError: the configuration, the model or the data cannot be used.
+        PlanError: they cannot be planned.
+    """
+    refuse_other(document)
     folder = model_folder(document)
     shape = _shape(document, folder, model)
-    lengths, media = measure(document, folder)
+    lengths, media = measure(document, folder, samples=samples)
     base = settings_of(document.data, deepspeed_of(document))
-    job = Job(shape, lengths, cluster, half=cluster.gpu.bf16, media=media)
-    return Planned(document, job, faster(job, base, liger=has.liger, fa2=has.fa2))
+    return Job(shape, lengths, cluster, half=cluster.gpu.bf16, media=media), base
 
 
 def refuse_other(document: Document) -> None:

@@ -98,6 +98,7 @@ class Start:
             "inventory": self.session.inventory.path.name,
             "nodes": names,
             "plans": {plan.node: mask_plan(plan).to_object() for plan in self.plans},
+            "expected": (band := self.plans[0].expected) and band.to_object(),
             "who": record.author(),
             "began": record.now(),
         }

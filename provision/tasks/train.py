@@ -22,10 +22,12 @@ from provision.model import Inventory, Node, Notice
 from provision.run import Job, Launch, RunFiles, RunSpec, new_run_id, resume_args
 from provision.run.config import MisspelledKeyError
 from provision.run.config_text import read
+from provision.run.expected import typed_band
 from provision.run.ignored import unsent_text
 from provision.run.record import TrainResult
 from provision.run.spec import VISIBLE, choose_nodes, workers
 from provision.tasks import ds_files
+from provision.tasks.expected import expect
 from provision.tasks.gate import GateOptions, GateResult, gate
 from provision.tasks.pattern import read_pattern
 from provision.tasks.resume_arg import AskResume, Place, choose_resume_arg, learn_resume_arg
@@ -74,6 +76,7 @@ class Training:
         pattern: a regular expression that reads the lines of the training; None: the known formats.
         following: how the run is followed.
         notify: the shell command for events of the run; None: the inventory's; empty: none.
+        expected: what it is judged by: an earlier run, ``LOW-HIGH`` seconds per step or ``none``; None: the estimate.
         ask_resume: asks for the arguments by which a script resumes; None: there is no terminal.
     """
 
@@ -86,6 +89,7 @@ class Training:
     pattern: str | None = None
     following: Following = field(default_factory=Following)
     notify: str | None = None
+    expected: str | None = None
     ask_resume: AskResume | None = None
 
 
@@ -124,6 +128,7 @@ def train(session: Session, asked: Training) -> TrainResult:
     with gate(session, nodes, run, files, _gate_options(session, asked, nodes)) as passed:
         asked = _resuming(session, passed, run, files, asked)
         spec = _spec(session, passed, run, files, asked)
+        spec = replace(spec, expected=expect(session, spec, asked.expected))
         launched = launch(spec)
         for notice in launched.notices:
             session.emit(notice)
@@ -177,6 +182,7 @@ def linked(launched: Launch, spec: RunSpec, port: int | None, token: str, lost_a
 def _pack(session: Session, asked: Training) -> tuple[str, RunFiles, tuple[Node, ...]]:
     """The run's id, the files to send, and the nodes that the job chooses."""
     read_pattern(asked.pattern)
+    typed_band(asked.expected or "")
     nodes = choose_nodes(asked.job, session.nodes)
     try:
         files = pack_files(asked.job, asked.zero, any_key=takes_any_key(session.inventory, asked))

@@ -23,12 +23,12 @@ from provision.run import Job as RunJob
 from provision.run.config import TRAINER_LOG
 from provision.run.history import Wanted
 from provision.tasks import train
+from provision.tasks.expected import card_of
 from provision.tasks.gate import GateOptions
 from provision.tasks.history import prune
 from provision.tasks.plan_config import Abilities, Planned, plan_config
 from provision.tasks.runs import problems, stop_on
 from provision.tasks.start import Following
-from trainer import ds_config
 from trainer.plan import Cluster
 from trainer.plan.factory import Settings, estimate
 from trainer.plan.faster import faster
@@ -191,14 +191,8 @@ def _cluster(session: Session, facts: Sequence[Facts], given: Cluster) -> Cluste
     """The machines with the nodes' own number and kind of GPUs."""
     gpus = min(each.gpus for each in facts) or 1
     cluster = replace(given, nodes=len(facts), gpus=gpus, cores=min(each.cpus for each in facts))
-    script = "nvidia-smi --query-gpu=name,memory.total --format=csv,noheader,nounits 2>/dev/null | head -n 1; true"
-    name, _, memory = session.run(session.nodes[0], script, deadline=_DEADLINE).out.strip().partition(",")
-    try:
-        gpu = ds_config.find(name)
-        gib = float(memory) / 1024
-    except (ds_config.ConfigError, ValueError):
-        return cluster
-    return replace(cluster, gpu=replace(gpu, memory=round(gib)), memory=gib)
+    found = card_of(session, session.nodes[0])
+    return replace(cluster, gpu=found[0], memory=found[1]) if found else cluster
 
 
 def _measure(session: Session, planned: Planned, candidate: Candidate, limit: Limit, until: float | None) -> Measured:

@@ -209,10 +209,10 @@ class Metrics:
         """Take the fields of a progress event."""
         self._known.update(fields)
 
-    def look(self, members: Dict[int, Stat], now: float) -> None:
-        """Take a sample, if it is due."""
+    def look(self, members: Dict[int, Stat], now: float) -> Dict[str, Any]:
+        """Take a sample if it is due, and return it; else an empty one."""
         if now < self._due:
-            return
+            return {}
         self._due = now + EVERY
         sample = dict(self._sampler.sample(members), attempt=self._events.attempt, **self._known)
         if communicates(sample):
@@ -222,6 +222,7 @@ class Metrics:
             text = "%s is no longer written: the disk is full" % self._path
             self._events.emit("notice", kind=DISK_FULL, text=text)
         self._textfile.write(sample)
+        return sample
 
     def close(self) -> None:
         """End the sampler's children."""

@@ -188,6 +188,7 @@ def node_plan(spec: RunSpec, rank: int, launcher: str, command: Command, resumes
         prefix=str(spec.prefix),
         textfile=spec.textfile,
         notify=spec.notify,
+        expected=spec.expected,
     )
 
 

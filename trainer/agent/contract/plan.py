@@ -10,6 +10,8 @@ import json
 import re
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type
 
+from .expected import Expected
+from .expected import from_object as read_expected
 from .untrusted import UntrustedError, parse_object
 
 VERSION = 1
@@ -129,6 +131,7 @@ class Plan(NamedTuple):
         prefix: the path of the release.
         textfile: the folder of node_exporter's textfile collector, see ``textfile.py``.
         notify: the shell command that runs when something happens to the run, see ``notify.py``.
+        expected: what the run is judged by, see ``expected.py``; None: nothing is expected.
     """
 
     run: str
@@ -161,6 +164,7 @@ class Plan(NamedTuple):
     prefix: str = ""
     textfile: Optional[str] = None
     notify: Optional[str] = None
+    expected: Optional[Expected] = None
 
     @property
     def attempts(self) -> int:
@@ -174,7 +178,8 @@ class Plan(NamedTuple):
     def to_object(self) -> Dict[str, Any]:
         """The plan as plain JSON values."""
         parts = {key: part._asdict() if part else None for key, part in (("link", self.link), ("resume", self.resume))}
-        return dict(self._asdict(), version=VERSION, hang=self.hang._asdict(), **parts)
+        band = self.expected and self.expected.to_object()
+        return dict(self._asdict(), version=VERSION, hang=self.hang._asdict(), expected=band, **parts)
 
     def to_json(self) -> str:
         """The plan as one line of JSON."""
@@ -278,6 +283,13 @@ def _policy(key: str, value: Any) -> str:
     return str(value)
 
 
+def _band(key: str, value: Any) -> Expected:
+    try:
+        return read_expected(value)
+    except UntrustedError as error:
+        raise PlanError("%s: %s" % (key, error)) from None
+
+
 def _or_null(read: Reader) -> Reader:
     return lambda key, value: None if value is None else read(key, value)
 
@@ -300,6 +312,7 @@ _PLAN: Dict[str, Reader] = dict(
     link=_or_null(_part(Link, _LINK)),
     hang=_part(Hang, {"after": _or_null(_seconds), "policy": _policy}),
     resume=_or_null(_part(Resume, {"output": _text, "argv": _texts, "env": _variables, "known": _flag})),
+    expected=_or_null(_band),
     **dict.fromkeys(("run", "node", "launcher", "prefix", "cwd", "logs", "rank_logs"), _text),
     **dict.fromkeys(("progress", "pattern", "textfile", "notify"), _or_null(_text)),
     **dict.fromkeys(("unset", "private"), _texts),

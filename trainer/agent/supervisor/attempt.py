@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List,
 from ..contract.plan import PORT, Plan
 from ..hangs import Hangs, Watch
 from ..metrics import Metrics
+from ..pace import Pace
 from ..processes import NODE, RUN, describe_status, die_with_parent, reap, send, signal_of, stat_of
 from ..run_files import Events, NodePlan, State
 from ..textfile import Textfile
@@ -112,6 +113,7 @@ class Attempt:
         self._watch = Watch(plan.data)
         self._hangs = Hangs(plan, self._watch, self._tracker, control, events)
         self._metrics = Metrics(plan, control, events, textfile)
+        self._pace = Pace(plan, events, state)
         self._command: Optional[Command] = None
         self._stopped = False  # a stop came before the command exited
         self._saving: Optional[Saving] = None
@@ -202,7 +204,8 @@ class Attempt:
                 self._tracker.watch(selector)
             self._hangs.look(now)
             self._control.look(now)
-            self._metrics.look(self._tracker.known, now)
+            self._pace.look(self._watch.phase, now)
+            self._pace.sample(self._metrics.look(self._tracker.known, now))
         if self._watch.phase != self._state.fields.get("phase"):
             self._events.emit("phase", phase=self._watch.phase)
             self._state.set(phase=self._watch.phase)
@@ -234,6 +237,7 @@ class Attempt:
         self._step = fields.get("step", self._step)
         self._state.note(**{key: fields[key] for key in ("step", "total", "loss") if key in fields})
         self._metrics.progress(fields)
+        self._pace.progress(fields, now)
 
     def _over(self, command: Command, now: float) -> bool:
         """Take the next step of ending the attempt, if it must end. True when no process is left."""
