@@ -48,7 +48,7 @@ def test_measured_runs_are_within_the_band(words, cluster, tokens, gigabytes):
     band = of_lm(words.split(), cluster)
     low, high = band.tokens_per_second
     assert low <= tokens <= high
-    assert band.step_seconds[1] / band.step_seconds[0] < 4
+    assert band.step_seconds[1] / band.step_seconds[0] < 7
     if gigabytes:  # nvidia-smi shows CUDA's context too
         assert band.memory_bytes[0] <= gigabytes * 1e9 + 1.4e9 <= band.memory_bytes[1]
     assert band.basis == f"the plan's estimate for {cluster.world} {cluster.gpu.name}"
