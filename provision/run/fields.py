@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+from trainer.agent.contract import expected
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 LINE = 1 << 20  # characters of one line: an event with the stacks of all ranks of a node is the longest
@@ -86,6 +87,12 @@ def _stacks(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
+def _measured(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(each, list) and len(each) == 3 and all(map(_number, each)) for each in value.values()
+    )
+
+
 def _or_null(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
@@ -116,6 +123,9 @@ _CHECKS: Mapping[str, Check] = {
     "cpu": _numbers,
     **dict.fromkeys(("network", "infiniband"), _by_name),
     "stacks": _stacks,
+    **dict.fromkeys(("slow", "full"), _or_null(lambda value: _text(value, NAME))),
+    "expected": _or_null(lambda value: expected.read(value) is not None),
+    "measured": _measured,
 }
 
 

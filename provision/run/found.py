@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from provision.run import fields
+from trainer.agent.contract.expected import Expected
+from trainer.agent.contract.expected import read as read_expected
 
 LIVE = ("starting", "meeting", "running", "ending")
 ENDED = ("finished", "failed", "stopped")
@@ -150,6 +152,17 @@ class Run:
     def networks(self) -> tuple[str, ...]:
         """The networks that NCCL used on the nodes, where its log names them."""
         return tuple(dict.fromkeys(part.network for part in self.parts if part.network))
+
+    @property
+    def expected(self) -> Expected | None:
+        """What it is judged by; None if its agent has not written it."""
+        return read_expected(self.head.fields.get("expected"))
+
+    @property
+    def slow(self) -> str:
+        """Why it is slow as a whole, or holds more memory than expected; "" if it is as expected."""
+        texts = (self.head.fields.get(key) for key in ("slow", "full"))
+        return "; ".join(" ".join(text.split()) for text in texts if isinstance(text, str))
 
     def left(self) -> float | None:
         """Seconds until its last step at the pace of its last samples; None if unknown."""

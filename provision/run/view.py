@@ -17,6 +17,7 @@ from provision.output_text import clean
 from provision.run import fields
 from provision.run.follow import Entry, entry
 from provision.run.found import Part, Run, pace_of, parse_runs
+from trainer.agent.contract.expected import Expected
 
 POINTS = 8192  # of the curve; when they are full, every second one of the older half is dropped
 EVENTS = 500
@@ -91,6 +92,7 @@ class View:
     """What the screen shows.
 
     ``now`` are epoch seconds; ``left`` and ``age`` are seconds; ``missing`` are nodes of the run that did not report.
+    ``slow`` is why the run is slow as a whole, and ``expected`` what it is judged by.
     """
 
     run: str
@@ -110,6 +112,8 @@ class View:
     live: bool = False
     missing: int = 0
     why: str = ""
+    slow: str = ""
+    expected: Expected | None = None
     nodes: tuple[NodeView, ...] = ()
     points: tuple[Point, ...] = ()
     events: tuple[Happening, ...] = ()
@@ -215,6 +219,8 @@ class Watched:
             live=run.live,
             missing=run.missing,
             why=_why(run),
+            slow=short(run.slow),
+            expected=run.expected,
             nodes=tuple(_node(known, now) for known in self._all()),
             points=tuple(self._points),
             events=tuple(sorted(self._events, key=lambda event: event.time)),

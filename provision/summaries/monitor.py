@@ -12,11 +12,14 @@ from statistics import fmean
 from provision.output_text import Line, Style, duration, fold_equal, size, span
 from provision.run.view import Gpu, NodeView, Point, View, folded, time_of
 from provision.summaries.metrics import SIGNS
+from trainer.agent.contract.expected import Range
 
 MARKS = {"restart": "R", "hang": "H", "checkpoint": "C", "warning": "!"}  # of events on the axis of a curve
 STALE = 60.0  # seconds; an agent takes a sample every ten
 _BAD = {"failed", "lost", "no answer"}
 _AXIS = 9  # columns of a plot's labels
+BAND = "\N{LIGHT SHADE}"  # the expected band behind a curve
+_EMPTY = 0x2800  # a braille sign without dots
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # of a braille sign, by row and column
 _LEAST = ("LOAD", "DISK FREE", "SAMPLE", "PHASE", "RANK", "RSS", "RECEIVED", "SENT", "STATE", "STEP")
 
@@ -35,6 +38,7 @@ def head_lines(view: View, width: int) -> list[Line]:
     first = "  ".join(part for part in (view.run, f"{view.state}{phase}", *counts, tries, age) if part)
     style: Style = "red" if view.state in _BAD else "green" if view.state == "finished" else "bold"
     why = [Line(f"why: {view.why}"[:width], "red", None)] if view.why else []
+    why += [Line(view.slow[:width], "yellow", None)] if view.slow else []
     return [Line(first[:width], style, None), Line(_numbers(view, width), "", None), *why]
 
 
@@ -198,7 +202,16 @@ def loss_plot(view: View, width: int, height: int) -> list[Line]:
 def speed_plot(view: View, width: int, height: int) -> list[Line]:
     """Tokens per second by step, else steps per second."""
     tokens = [(point.step, point.tokens) for point in view.points if point.tokens is not None]
-    return _plot(tokens or _steps_per_second(view.points), width, height, _marks(view))
+    points = tokens or _steps_per_second(view.points)
+    return _plot(points, width, height, _marks(view), _speed_band(view, tokens=bool(tokens)))
+
+
+def _speed_band(view: View, *, tokens: bool) -> Range | None:
+    """The expected tokens per second, or steps per second."""
+    if view.expected is None or tokens:
+        return view.expected and view.expected.tokens_per_second
+    step = view.expected.step_seconds
+    return step and (1 / step[1], 1 / step[0])
 
 
 def _marks(view: View) -> list[tuple[int, str]]:
@@ -210,7 +223,10 @@ def _marks(view: View) -> list[tuple[int, str]]:
 
 def speed_title(view: View) -> str:
     """What ``speed_plot`` shows."""
-    return "tokens/s" if any(point.tokens is not None for point in view.points) else "steps/s"
+    tokens = any(point.tokens is not None for point in view.points)
+    band = _speed_band(view, tokens=tokens)
+    expected = f", {BAND} expected {_label(band[0])} to {_label(band[1])}" if band else ""
+    return f"{'tokens/s' if tokens else 'steps/s'}{expected}"
 
 
 def _steps_per_second(points: Sequence[Point]) -> list[tuple[int, float]]:
@@ -222,15 +238,25 @@ def _steps_per_second(points: Sequence[Point]) -> list[tuple[int, float]]:
     ]
 
 
-def _plot(points: Sequence[tuple[int, float]], width: int, height: int, marks: Sequence[tuple[int, str]]) -> list[Line]:
-    """A curve of braille dots with its highest and lowest value; ``x`` below steps without a finite number."""
+def _plot(
+    points: Sequence[tuple[int, float]],
+    width: int,
+    height: int,
+    marks: Sequence[tuple[int, str]],
+    band: Range | None = None,
+) -> list[Line]:
+    """A curve of braille dots with its highest and lowest value; ``x`` below steps without a finite number.
+
+    Cells in the expected ``band`` without a dot of the curve are shaded.
+    """
     columns, rows = 2 * (width - _AXIS), 4 * (height - 1)
     finite = [value for _, value in points if math.isfinite(value)]
     if len(points) < 2 or not finite or columns < 4 or rows < 4:
         latest = f"{points[-1][1]:.4g}" if points else "no number yet"
         return [Line(latest, "dim", None)]
     first, last = points[0][0], points[-1][0]
-    low, high = min(finite), max(finite)
+    low, high = min((*finite, *(band or ()))), max((*finite, *(band or ())))
+    shaded = _rows_of(band, low, high, height - 1) if band else range(0)
     bins: list[list[float]] = [[] for _ in range(columns)]
     for step, value in points:
         bins[min(columns - 1, (step - first) * columns // max(1, last - first))].append(value)
@@ -238,7 +264,11 @@ def _plot(points: Sequence[tuple[int, float]], width: int, height: int, marks: S
     lines = []
     for row, signs in enumerate(grid):
         label = _label(high) if row == 0 else _label(low) if row == len(grid) - 1 else ""
-        text = "".join("x" if row == len(grid) - 1 and at in broken else chr(sign) for at, sign in enumerate(signs))
+        empty = BAND if row in shaded else chr(_EMPTY)
+        text = "".join(
+            "x" if row == len(grid) - 1 and at in broken else empty if sign == _EMPTY else chr(sign)
+            for at, sign in enumerate(signs)
+        )
         lines.append(Line(f"{label:>{_AXIS - 1}} {text}", "", None))
     axis = list(f"{first}{f'step {last}':>{max(1, width - _AXIS - len(str(first)))}}")
     for step, sign in marks:
@@ -248,13 +278,19 @@ def _plot(points: Sequence[tuple[int, float]], width: int, height: int, marks: S
     return [*lines, Line(" " * _AXIS + "".join(axis), "dim", None)]
 
 
+def _rows_of(band: Range, low: float, high: float, rows: int) -> range:
+    """The rows of a band, the highest value in row 0; at least one."""
+    top, bottom = ((high - value) / (high - low or 1.0) * rows for value in (band[1], band[0]))
+    return range(min(rows - 1, int(top)), max(int(top) + 1, min(rows, math.ceil(bottom))))
+
+
 def _label(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 def _dots(bins: Sequence[Sequence[float]], low: float, high: float, rows: int) -> tuple[list[list[int]], set[int]]:
     """The braille signs by row and column, and the columns with a value that is no finite number."""
-    grid = [[0x2800] * (len(bins) // 2) for _ in range(rows // 4)]
+    grid = [[_EMPTY] * (len(bins) // 2) for _ in range(rows // 4)]
     broken: set[int] = set()
     before: tuple[int, int] | None = None  # the last column with a value, and its dot
     for column, values in enumerate(bins):

@@ -43,6 +43,8 @@ def run_data(run: Run, now: float) -> dict[str, Any]:
         **{key: run.reporter.fields.get(key) for key in ("step", "total", "loss")},
         **{key: head.fields.get(key) for key in ("phase", "attempt", "attempts")},
         **{key: head.fields.get(key) for key in ("checkpoint", "port", "world_size", "why", "began", "pattern")},
+        **{key: head.fields.get(key) for key in ("expected", "measured")},
+        "slow": run.slow or None,
         "networks": list(run.networks),
         "left": None if left is None else round(left, 1),
         "age": _age(run, now),
@@ -65,7 +67,8 @@ def run_lines(runs: Mapping[str, Run], now: float, users: Mapping[str, int | Non
     others = len({run.owner for run in shown}) > 1 or any(_of_another(run, users or {}) for run in shown)
     rows += [_row(run, now, others=others) for run in shown]
     more = len(live) + len(ended) - len(shown)
-    return [*fitted(rows, _LEAST), *([f"{more} older runs: clusterctl status RUN, or --json"] if more else [])]
+    slow = [f"{run.id}: {printable(run.slow)}: clusterctl diagnose {run.id}" for run in live if run.slow]
+    return [*fitted(rows, _LEAST), *slow, *([f"{more} older runs: clusterctl status RUN, or --json"] if more else [])]
 
 
 def run_output(result: RunStatus, now: float) -> Summary:
@@ -96,6 +99,10 @@ def run_output(result: RunStatus, now: float) -> Summary:
     about += [f"  moved aside, because it could not be used: {node}:{path}" for path, node in kept.items()]
     if run.unmatched is not None:
         about.append(f"  no line of the log matched its pattern: {printable(run.unmatched)}")
+    if (band := run.expected) is not None and band.step_seconds:
+        about.append(f"  expected: {seconds_of(band.step_seconds)} a step ({printable(band.basis)})")
+    if run.slow:
+        about.append(f"  {printable(run.slow)}")
     if why := _why(run):
         about.append(f"  {why}")
     rows = [["NODE", "RANK", "STATE", "PHASE", "STEP", "GPUS", "BUSY", "GPU MEMORY", "MEMORY", "TRAFFIC"]]
@@ -185,7 +192,14 @@ def _why(run: Run) -> str:
     return ""
 
 
+def seconds_of(span: tuple[float, float]) -> str:
+    """A range of seconds: ``0.4 to 0.6 s``."""
+    return f"{span[0]:.3g} to {span[1]:.3g} s"
+
+
 def _next(run: Run) -> str:
+    if run.live and run.slow:
+        return f"clusterctl diagnose {run.id}, clusterctl check"
     if run.live:
         return f"clusterctl logs -f {run.id}, clusterctl stop {run.id}"
     if run.state == "finished":

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 
@@ -23,7 +24,16 @@ from provision.run.found import merge_runs, parse_runs
 from provision.run.view import POINTS, Watched, folded
 from provision.session import Session
 from provision.ssh.wire import NodeUnreachable
-from provision.summaries.monitor import event_lines, gpu_lines, head_lines, log_lines, loss_plot, node_lines
+from provision.summaries.monitor import (
+    event_lines,
+    gpu_lines,
+    head_lines,
+    log_lines,
+    loss_plot,
+    node_lines,
+    speed_plot,
+    speed_title,
+)
 from provision.tasks.watch import Watch, run_after, watch_script
 
 RECORDED = Path(__file__).parent / "recorded_runs"
@@ -271,6 +281,30 @@ def test_a_run_without_samples_or_steps_is_shown(tmp_path):
     assert view.nodes[0].gpus == ()
     assert "no sample of a GPU" in gpu_lines(view, 80)[0].text
     assert loss_plot(view, 40, 6)[0].text == "no number yet"
+
+
+def test_the_expected_band_is_behind_the_curve_and_in_words(recorded):
+    head = recorded[0]
+    slow = "the run as a whole is slow: 2 s a step, expected 0.4 to 0.5 s (given)"
+    band = {"version": 1, "basis": "given", "step_seconds": [0.4, 0.5]}
+    head.state |= {"slow": slow, "expected": band}
+    (head.folder / "state.json").write_text(json.dumps(head.state))
+    head.add("events.jsonl", *({"event": "progress", "step": step, "time": 2.0 * step} for step in range(41, 200)))
+    watched = begin(recorded)
+    refresh(watched, *recorded)
+    view = replace(watched.view(0), points=tuple(point for point in watched.view(0).points if point.step > 40))
+    assert speed_title(view) == "steps/s, ░ expected 2 to 2.5"
+    rows = [line.text for line in speed_plot(view, 60, 9)]
+    assert [row[9:].strip("\u2800")[:1] == "░" for row in rows] == [True, True, *[False] * 7]
+    assert rows[0].split()[0] == "2.5"
+    assert rows[7].split()[0] == "0.5"
+    assert slow in [line.text for line in head_lines(view, 120)]
+    tokens = replace(view, points=(replace(view.points[0], tokens=5.0),))
+    assert speed_title(tokens) == "tokens/s"
+    head.state |= {"slow": ["x"], "expected": {"version": 9}}
+    (head.folder / "state.json").write_text(json.dumps(head.state))
+    refresh(watched, head)
+    assert (watched.view(0).slow, watched.view(0).expected) == ("", None)
 
 
 def many(tmp_path, nodes=64, gpus=8):

@@ -33,6 +33,11 @@ def _slower(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
         yield f"a step takes {now:.3g} s; earlier it took {before:.3g} s"
 
 
+def _unexpected(evidence: Evidence, _limits: Mapping[str, Limit]) -> Iterator[str]:
+    for record in evidence.records[:1]:
+        yield from (text for key in ("slow", "full") if isinstance(text := record.state.get(key), str) and text)
+
+
 def _evaluates(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
     for record in evidence.records[:1]:
         phases = [sample["phase"] for sample in record.samples if sample.get("phase")]
@@ -59,6 +64,17 @@ def _disk(evidence: Evidence, limits: Mapping[str, Limit]) -> Iterator[str]:
 
 
 RULES = (
+    Rule(
+        id="speed.expected",
+        title="The run as a whole is slower than expected, or holds more memory",
+        look=_unexpected,
+        fix=(
+            "clusterctl check finds hot and throttled GPUs, other users' processes, lost links and swapping",
+            "clusterctl report RUN GOOD lists what differs from a GOOD run: configuration, release, nodes",
+            "clusterctl bench nccl compares pairs of nodes; one slow node or link slows every rank equally",
+            "if the band was wrong: train --expected GOOD takes the measurement of a GOOD run, --expected none no band",
+        ),
+    ),
     Rule(
         id="speed.slower",
         title="The run has become slower",
