@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from provision.report.data import NodeData, RunData, happenings, is_finite, row_times
+from provision.report.data import NodeData, RunData, bands, happenings, is_finite, row_times, step_times
 from trainer.reader import FIELDS
 
 POINTS = 1_000_000  # rows of a run; of more, the page has every second, third, ... and all that are not finite
@@ -50,8 +50,12 @@ def run_curves(run: RunData) -> dict[str, Any]:
             broken = [at for at, value in enumerate(values) if value is not None and not math.isfinite(value)]
             if broken:
                 bad[name] = broken[:_BAD]
+    if "ms" not in columns:
+        paces = step_times(rows, times)
+        columns.update({"ms": pack(paces)} if any(value is not None for value in paces) else {})
     return {
         "id": run.id,
+        "bands": bands(run),
         "began": run.began,
         "step": pack([row.step for row in rows], "d"),
         "time": pack(times, "d") if any(time is not None for time in times) else None,

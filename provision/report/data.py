@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from provision.errors import UsageError
 from provision.masking import mask_env, mask_text, mask_words
 from provision.run import config_text, fields
+from trainer.agent.contract.expected import Expected
+from trainer.agent.contract.expected import read as read_expected
 from trainer.reader import Row
 
 Event = Mapping[str, Any]
@@ -23,6 +25,8 @@ _TOGETHER = 200_000  # samples of all nodes together
 _LEAST = 100  # samples of a node among very many
 _GIB = 1 << 30
 _HUGE = 1e300
+_SLICE = 2.0  # seconds
+_BANDS = (("ms", 1000.0), ("tokens_per_second", 1.0), ("gpu_memory", 1 / _GIB))  # a curve, and its factor
 _SAME = 2.0  # seconds within which equal events of several nodes are one
 _PROGRESS = re.compile(r'"time": ?([0-9]{1,12}(?:\.[0-9]{1,9})?).{0,200}?"step": ?([0-9]{1,15})\b')
 _PLANNED = ("argv", "processes", "nnodes", "attempts", "grace", "cwd", "pattern")  # of a node's plan
@@ -96,6 +100,12 @@ class RunData:
     def head(self) -> NodeData | None:
         """The node with the lowest rank."""
         return self.nodes[0] if self.nodes else None
+
+    @property
+    def expected(self) -> Expected | None:
+        """What the run was judged by; None if neither its agent nor the record has it."""
+        state = self.head.state if self.head else {}
+        return read_expected(state.get("expected")) or read_expected(self.record.get("expected"))
 
     @property
     def began(self) -> float | None:
@@ -209,6 +219,31 @@ def row_times(run: RunData) -> list[float | None]:
         ordered = [time for node in run.nodes[:1] for _, time in node.times]
         return [ordered[place] if place < len(ordered) else None for place in range(len(run.rows))]
     return [known.get(row.step) for row in run.rows]
+
+
+def step_times(rows: Sequence[Row], times: Sequence[float | None]) -> list[float | None]:
+    """Milliseconds per step from the times of the reports, for a log without them; None between two values.
+
+    Agents see a step up to a quarter of a second late, so a value covers at least ``_SLICE`` seconds.
+    """
+    found: list[float | None] = []
+    since: tuple[int, float] | None = None
+    for row, time in zip(rows, times, strict=True):
+        value = None
+        if time is not None and (since is None or row.step <= since[0] or time < since[1]):
+            since = (row.step, time)
+        elif time is not None and since is not None and time - since[1] >= _SLICE:
+            value = 1000 * (time - since[1]) / (row.step - since[0])
+            since = (row.step, time)
+        found.append(value)
+    return found
+
+
+def bands(run: RunData) -> dict[str, tuple[float, float]]:
+    """The expected range of each curve that has one, by the curve's name."""
+    band = run.expected
+    ranges = () if band is None else zip(_BANDS, band[1:], strict=True)
+    return {name: (low_high[0] * by, low_high[1] * by) for (name, by), low_high in ranges if low_high is not None}
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,13 @@ from provision.report.data import (
     Happening,
     NodeData,
     RunData,
+    bands,
     clock_jumps,
     comparable,
     configuration,
     happenings,
+    row_times,
+    step_times,
 )
 from provision.report.picture import escaped, picture
 
@@ -174,6 +177,7 @@ def _notes(runs: Sequence[RunData]) -> Iterator[str]:
         name = f"{escaped(run.id)}: "
         if run.state in {"running", "starting", "meeting", "ending"}:
             yield name + _label("live", "the run was running when this report was written.")
+        yield from (name + note for note in _expectation(run))
         if run.missing:
             missing = ", ".join(f"{escaped(node)} ({escaped(why)})" for node, why in list(run.missing.items())[:20])
             yield name + _label("no_files", "no files of these nodes:") + f" {missing}"
@@ -188,6 +192,23 @@ def _notes(runs: Sequence[RunData]) -> Iterator[str]:
         if jumped:
             names = ", ".join(escaped(node) for node in dict.fromkeys(jumped))
             yield f"{name}{_label('jumped', 'the clocks of these nodes went back during the run:')} {names}"
+
+
+def _expectation(run: RunData) -> Iterator[str]:
+    """The expected band, and whether the run left it, in words."""
+    band, state = run.expected, run.head.state if run.head else {}
+    if band is None:
+        return
+    if not band.known:
+        yield _label("no_band", "no step time is expected:") + f" {escaped(band.basis)}"
+    if band.step_seconds is not None:
+        measured = (state.get("measured") or {}).get("step_seconds")
+        found = f"; {_label('measured_step', 'measured, median:')} {measured[1]:.3g} s" if measured else ""
+        text = f"{band.step_seconds[0]:.3g} to {band.step_seconds[1]:.3g} s ({escaped(band.basis)})"
+        yield _label("expected_step", "expected time of a step:") + f" {text}{found}"
+    for key in ("slow", "full"):
+        if state.get(key):
+            yield f"<b>{escaped(state[key])}</b>"
 
 
 def _differences(runs: Sequence[RunData]) -> str:
@@ -219,14 +240,24 @@ def _curves(runs: Sequence[RunData]) -> str:
             (run.id, [(row.step, value) for row in run.rows if (value := getattr(row, name)) is not None])
             for run in runs[:_DRAWN]
         ]
-        pictures.append(picture(title, lines))
-    for name, title in (("gpu", "GPU utilisation, %"), ("memory", "Memory used, GiB")):
-        nodes = [node for run in runs for node in run.nodes][:_DRAWN]
-        pictures.append(picture(title, [(node.name, list(_sampled(node, name))) for node in nodes]))
+        if name == "ms":
+            lines = [(run.id, points or _paces(run)) for run, (_, points) in zip(runs, lines, strict=False)]
+        pictures.append(picture(title, lines, [bands(run).get(name) for run in runs[:_DRAWN]]))
+    sampled = (("gpu", "GPU utilisation, %"), ("gpu_memory", "GPU memory, GiB"), ("memory", "Memory used, GiB"))
+    for name, title in sampled:
+        nodes = [(node, bands(run).get(name)) for run in runs for node in run.nodes][:_DRAWN]
+        drawn = [(node.name, list(_sampled(node, name))) for node, _ in nodes]
+        pictures.append(picture(title, drawn, [nodes[0][1]] if nodes else ()))
     tables = "".join(
         f"<details open><summary>{escaped(run.id)}</summary>{_numbers(run)}</details>" for run in runs if run.rows
     )
     return f'<div id="charts"></div><noscript>{"".join(pictures)}</noscript>{tables}'
+
+
+def _paces(run: RunData) -> list[tuple[float, float]]:
+    """Milliseconds per step from the times of the reports."""
+    found = zip(run.rows, step_times(run.rows, row_times(run)), strict=True)
+    return [(row.step, value) for row, value in found if value is not None]
 
 
 def _sampled(node: NodeData, name: str) -> Iterator[tuple[float, float]]:

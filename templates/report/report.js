@@ -15,6 +15,7 @@
     samples: "采样数", name: "名称", value: "值", kind: "事件", older: "未列出的较早事件:", elapsed: "经过时间",
     clock: "时刻", align: "横轴", smooth: "平滑", log: "损失用对数轴", marks: "显示事件", in: "放大", out: "缩小",
     left: "左移", right: "右移", reset: "全部", keys: "拖动可放大,双击复原;选中曲线后可用 ← → + - 0 键。", chart: "曲线",
+    expected: "预期", expected_step: "每步的预期时间:", measured_step: "实测中位数:", no_band: "没有预期的每步时间:",
   };
   const chinese = (navigator.languages?.[0] || navigator.language || "").toLowerCase().startsWith("zh");
   const say = (key, english) => (chinese && zh[key]) || english;
@@ -144,6 +145,19 @@
     ctx.restore();
   };
 
+  // The expected ranges, behind the curves.
+  const bandsOf = (key) => runs.flatMap((run, number) => run.bands[key] ? [{number, low: run.bands[key][0], high: run.bands[key][1]}] : []);
+  const behind = (bands, colours) => (plot) => {
+    const {ctx, bbox} = plot;
+    ctx.save();
+    for (const {number, low, high} of bands) {
+      const top = Math.max(bbox.top, plot.valToPos(high, "y", true)), end = Math.min(bbox.top + bbox.height, plot.valToPos(low, "y", true));
+      ctx.fillStyle = colours.curves[number % 8] + "28";
+      ctx.fillRect(bbox.left, top, bbox.width, Math.max(1, end - top));
+    }
+    ctx.restore();
+  };
+
   const palette = () => {
     const style = getComputedStyle(document.documentElement), get = (name) => style.getPropertyValue(name).trim();
     const light = {fg: "#1c2024", dim: "#5c636b", line: "#d5d9de", bad: "#b3261e", note: "#7a4d00"};
@@ -184,10 +198,12 @@
     chart.figure.hidden = !tables.length;
     if (!tables.length) return;
     const data = tables.length > 1 ? uPlot.join(together(tables)) : tables[0];
+    const bands = bandsOf(chart.key);
     const many = used.length > 12, loss = chart.key.endsWith("loss") || chart.key === "grad_norm";
     const finite = data.slice(1).some((values) => values.some((value) => value != null));
     const positive = finite && data.slice(1).every((values) => values.every((value) => value == null || value > 0));
-    const scale = !finite ? {range: [0, 1]} : state.log && loss && positive ? {distr: 3} : {};
+    const scale = !finite ? {range: [0, 1]} : state.log && loss && positive ? {distr: 3} : bands.length ? {range: (_, low, high) =>
+      uPlot.rangeNum(Math.min(low, ...bands.map((band) => band.low)), Math.max(high, ...bands.map((band) => band.high)), 0.1, true)} : {};
     const series = [{label: say(state.mode === "clock" ? "time" : state.mode, state.mode === "step" ? "Step" : "Time"),
       value: (_, x) => x === null ? "–" : state.mode === "step" ? String(x) : state.mode === "elapsed" ? span(x) : new Date(x * 1000).toLocaleString()}];
     const shown = [data[0]];
@@ -207,6 +223,7 @@
         {...axis, size: 66, values: (_, ticks) => ticks.map((tick) => tick === null ? "" : short(tick))}],
       legend: {show: !many}, focus: {alpha: many ? 0.25 : 1}, cursor: {focus: {prox: many ? 24 : -1}, sync: {key: "all", setSeries: false}},
       hooks: {
+        drawAxes: [behind(bands, colours)],
         draw: [markers(used, colours)],
         setScale: [(plot, key) => {
           if (key !== "x") return;
@@ -225,7 +242,7 @@
       label.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); label.click(); } });
     }
     const values = data.slice(1).flatMap((ys) => { let lo = Infinity, hi = -Infinity; for (const y of ys) if (y != null) { if (y < lo) lo = y; if (y > hi) hi = y; } return lo <= hi ? [lo, hi] : []; });
-    chart.place.setAttribute("aria-label", `${chart.title}: ${short(Math.min(...values))} – ${short(Math.max(...values))}`);
+    chart.place.setAttribute("aria-label", `${chart.title}: ${short(Math.min(...values))} – ${short(Math.max(...values))}${chart.band && `; ${chart.band}`}`);
     if (state.range) zoom(chart, state.range);
   };
 
@@ -285,17 +302,18 @@
   }, {rootMargin: "100px"});
   for (const [key, english] of titles) {
     if (!curvesOf(key).length) continue;
+    const band = bandsOf(key).map(({low, high}) => `${say("expected", "expected")} ${short(low)} – ${short(high)}`).join(", ");
     const title = say(key, english), focus = make("span", {className: "hint"});
     const place = make("div", {className: "plot", tabIndex: 0});
     place.setAttribute("role", "group");
     place.setAttribute("aria-label", title);
-    const figure = grid.appendChild(make("figure", {}, make("figcaption", {}, title, " ", focus), place));
+    const figure = grid.appendChild(make("figure", {}, make("figcaption", {}, title, " ", make("span", {className: "hint", textContent: band}), " ", focus), place));
     figure.dataset.key = key;
     place.addEventListener("keydown", (event) => {
       const action = keys[event.key];
       if (action && !event.ctrlKey && !event.metaKey && !event.altKey) { event.preventDefault(); actions[action](); }
     });
-    charts.push({key, title, figure, place, focus, plot: null, drawn: false, all: [0, 1]});
+    charts.push({key, title, band, figure, place, focus, plot: null, drawn: false, all: [0, 1]});
     watcher.observe(figure);
   }
   if (!charts.length) root.replaceChildren();

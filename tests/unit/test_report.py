@@ -186,6 +186,34 @@ def test_a_running_run_is_marked():
     assert "the run was running when this report was written" in texts
 
 
+def test_the_expected_band_is_drawn_and_in_words():
+    slow = "the run as a whole is slow: 2 s a step, expected 0.4 to 0.6 s (given)"
+    band = {"version": 1, "basis": "given", "step_seconds": [0.4, 0.6], "memory_bytes": [1 << 30, 2 << 30]}
+    events = (f'{{"event": "progress", "time": {NOW + 2 * step}, "step": {step}, "loss": 1}}' for step in range(40))
+    samples = [json.dumps({"time": NOW + second, "gpus": [{"memory": 3 << 30}]}) for second in range(40)]
+    state = json.dumps({"state": "running", "expected": band, "slow": slow, "measured": {"step_seconds": [2, 2, 2]}})
+    node = read_node("node01", events, samples, state)
+    run = RunData("r", "running", (node,), tuple(Row(step, 1.0) for step in range(40)))
+    curves = run_curves(run)
+    assert curves["bands"] == {"ms": (400.0, 600.0), "gpu_memory": (1.0, 2.0)}
+    paces = [value for value in column(curves["columns"]["ms"]) if not math.isnan(value)]
+    assert paces == [2000.0] * 39
+    text = report_page([run], NOW)
+    texts = " ".join(Page(text).texts)
+    assert slow in texts
+    assert "expected time of a step: 0.4 to 0.6 s (given); measured, median: 2 s" in " ".join(texts.split())
+    assert "400 to 600 expected" in texts
+    assert "1 to 2 expected" in texts
+    assert text.count("<rect ") == 2
+
+
+def test_a_run_that_nothing_is_expected_of_says_why():
+    record = {"expected": {"version": 1, "basis": "no estimate: node01 has no GPU"}}
+    texts = " ".join(Page(report_page([RunData("r", record=record)], NOW)).texts)
+    assert "no step time is expected:" in texts
+    assert "no estimate: node01 has no GPU" in texts
+
+
 def test_values_of_a_hostile_node_are_dropped():
     huge = "1" + "0" * 400
     lines = [
