@@ -11,7 +11,7 @@ from training import ROOT, RUNS, wait_until
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
 SHORT = ("--", "--steps", "5", "--pause", "0", "--output", "out")
-LONG = ("--output", "out", "steps.py", "--", "--steps", "100000", "--output", "out")
+LONG = ("--expected", "0.0001-0.0002", "--output", "out", "steps.py", "--", "--steps", "100000", "--output", "out")
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,20 @@ def test_an_unknown_run_is_a_usage_error(plain_nodes, detached):
         assert detached in refused.stderr
 
 
+def test_a_run_that_is_slow_as_a_whole_is_reported(plain_nodes, detached):
+    def status():
+        return json.loads(plain_nodes.run("status", detached, "--json").stdout)
+
+    wait_until(lambda: status()["slow"], "the agent judges the run", 120)
+    seen = status()
+    assert re.fullmatch(
+        r"the run as a whole is slow: \S+ s a step, expected 0.0001 to 0.0002 s \(given by --expected\)", seen["slow"]
+    )
+    assert seen["measured"]["step_seconds"][1] > 0.0002
+    diagnosed = plain_nodes.run("diagnose", detached)
+    assert "the run as a whole is slow" in " ".join(diagnosed.stdout.split()), diagnosed.stdout + diagnosed.stderr
+
+
 def test_stop_is_proved_and_may_be_repeated(plain_nodes, detached):
     stopped = plain_nodes.run("stop", detached)
     assert stopped.returncode == 0, stopped.stderr
@@ -80,9 +94,11 @@ def test_stop_is_proved_and_may_be_repeated(plain_nodes, detached):
     assert again.returncode == 0, again.stderr
 
 
-def test_one_node_of_two(plain_nodes):
-    result = plain_nodes.run("train", "--limit", "node02", "steps.py", *SHORT)
+def test_one_node_of_two_that_is_expected_to_be_as_fast_as_the_run_before(plain_nodes, detached):
+    result = plain_nodes.run("train", "--limit", "node02", "--expected", detached, "steps.py", *SHORT)
     assert result.returncode == 0, result.stderr + result.stdout
+    record = json.loads((plain_nodes.last_run() / "run.json").read_text())
+    assert record["expected"]["basis"] == f"measured in {detached}"
     (log,) = plain_nodes.last_run().glob("*/rank*.log")
     assert log.parent.name == "node02"
     assert "rank 0 of 1, local rank 0" in log.read_text()

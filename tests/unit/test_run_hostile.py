@@ -90,6 +90,10 @@ STATE = [
     "guard_start",
     "boot_id",
     "command",
+    "expected",
+    "measured",
+    "slow",
+    "full",
 ]
 SAMPLE = [
     "time",
