@@ -51,7 +51,9 @@ _RESUME_ARG = click.option(
 )
 
 _NOTIFY = click.option(
-    "--notify", metavar="CMD", help="Run this on a node at the end, a failure, a restart, a hang, a slowdown or a full disk."
+    "--notify",
+    metavar="CMD",
+    help="Run this on a node at the end, a failure, a restart, a hang, a slowdown or a full disk.",
 )
 
 _EXPECTED = click.option(

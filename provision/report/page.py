@@ -32,7 +32,7 @@ from provision.report.data import (
     row_times,
     step_times,
 )
-from provision.report.picture import escaped, picture
+from provision.report.picture import Points, escaped, picture
 
 _UPLOT = "report/uplot-1.6.32"
 _CURVES = (  # a row's field, and the English title
@@ -236,7 +236,7 @@ def _differences(runs: Sequence[RunData]) -> str:
 def _curves(runs: Sequence[RunData]) -> str:
     pictures = []
     for name, title in _CURVES:
-        lines = [
+        lines: list[tuple[str, Points]] = [
             (run.id, [(row.step, value) for row in run.rows if (value := getattr(row, name)) is not None])
             for run in runs[:_DRAWN]
         ]

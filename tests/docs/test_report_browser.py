@@ -48,7 +48,7 @@ def drawn(browser):
 def test_curves_appear_without_errors_and_requests(show):
     browser = show(run(record={"expected": {"version": 1, "step_seconds": [0.4, 0.6]}}), run("r2", 100))
     browser.wait(lambda: {"loss", "lr", "ms"} <= set(drawn(browser)))
-    assert "expected 400 – 600" in browser.all("figure[data-key=ms] figcaption")[0].text
+    assert "expected 400 \N{EN DASH} 600" in browser.all("figure[data-key=ms] figcaption")[0].text
     assert not browser.external(browser.requested())
     assert not browser.errors()
     box = browser.all("figure[data-key=loss] canvas")[0]

@@ -1,7 +1,7 @@
 """The estimate of a job's step time and memory as a range, which is as wide as the estimate has been wrong.
 
-The factors are those by which measured runs differed from the estimate (docs/monitoring.md). The slow end decides whether a run is reported as slow, so it is generous: what is certain is better than what
-is narrow.
+The factors are those by which measured runs differed from the estimate (docs/monitoring.md). The slow end decides
+whether a run is reported as slow, so it is generous.
 """
 
 from __future__ import annotations
