@@ -56,8 +56,8 @@ def test_a_fast_run_is_no_problem():
 def test_it_takes_rounds_of_windows_after_the_warm_up():
     judge = Judge(BAND)
     fewest = 1 + (1 + ROUNDS) * SLICES
-    assert steps(judge, fewest - 1, 5.0)[0] == []
-    assert [change.bad for change in steps(judge, 1, 5.0, start=fewest - 1, now=5.0 * (fewest - 1))[0]] == [True]
+    assert steps(judge, fewest - 1, 20.0)[0] == []
+    assert [change.bad for change in steps(judge, 1, 20.0, start=fewest - 1, now=20.0 * (fewest - 1))[0]] == [True]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -72,6 +72,21 @@ def test_jitter_pauses_and_a_slow_start_are_no_alarm(seed):
         return max(0.05, chance.gauss(0.52, 0.052)) + pause + slow + (5.0 if chance.random() < 0.01 else 0.0)
 
     assert steps(judge, 20_000, seconds)[0] == []
+
+
+@pytest.mark.parametrize("usual", [0.13, 0.3, 0.52, 1.1, 3.0])
+def test_a_run_like_an_earlier_one_is_no_alarm_and_a_slower_one_is(usual):
+    """Whatever the length of a step is, beside the agent's ticks; 5 % slower than the earlier run is usual."""
+    chance, earlier = random.Random(1), Judge()
+
+    def around(factor):
+        return lambda: max(0.01, chance.gauss(usual * factor, usual * 0.1))
+
+    steps(earlier, int(3600 / usual), around(1.0))
+    band = measured_band("earlier", earlier.measured())
+    for factor, slow in ((0.95, []), (1.0, []), (1.05, []), (1.2, [True])):
+        found, _ = steps(Judge(band), int(7200 / usual), around(factor))
+        assert [change.bad for change in found] == slow, factor
 
 
 def test_announced_pauses_do_not_count():
@@ -137,7 +152,7 @@ def test_only_rank_0_judges_and_its_files_have_all_of_it(tmp_path):
         plan = plan_of(node_rank=rank, nnodes=2, expected=band, link=None)
         events, state = Events(logs), State(logs, phase="training")
         pace = Pace(NodePlan(plan, tmp_path, tmp_path / "plan.json"), events, state)
-        for step in range(60):
+        for step in range(90):
             pace.look("training", step * 2.0)
             pace.progress({"step": step, "loss": 1.0, "tokens_per_second": 100.0}, step * 2.0)
             pace.sample({"gpus": [{"memory": 10}, {"memory": None}]})

@@ -3,9 +3,11 @@
 No comparison between ranks can detect this, because ranks wait for each other. Only rank 0's node judges. It measures
 every run, so that a later one can be compared with it (``measured`` in ``state.json``).
 
-- A *slice* is at least ``SLICE`` seconds and one step long: the agent sees a step up to a quarter of a second late.
-  Time in evaluations and checkpoints does not count. A slice that is mostly pause is dropped.
-- A *window* is the median of ``SLICES`` slices, so pauses that the run does not announce change it little.
+- A *slice* is at least ``SLICE`` seconds and one step long. Time in evaluations and checkpoints does not count. A slice
+  that is mostly pause is dropped.
+- A *window* has at least ``SLICES`` slices, and ``STEPS`` steps or ``LONG`` seconds. Its pace is their time by their
+  steps, without those that take ``PAUSE`` times the median: pauses that the run does not announce. The agent sees a step
+  up to a quarter of a second late, which would bias the median itself: it has few different values.
 - The first window warms up. Then ``ROUNDS`` consecutive windows beyond the band make the run slow, and as many within
   it make it normal again. Each change is one notice.
 
@@ -15,7 +17,7 @@ Steps that are shorter than expected are no problem.
 from __future__ import annotations
 
 import collections
-from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from .contract.expected import Expected, Range
 from .notify import SLOWDOWN
@@ -24,6 +26,9 @@ from .silence import TRAINING, median
 
 SLICE = 2.0  # seconds, at least
 SLICES = 5
+STEPS = 20
+LONG = 60.0
+PAUSE = 1.5
 ROUNDS = 3
 REMEMBERED = 2000  # windows: at least five hours
 TAIL = 0.05  # share of the windows below and above the measured range: a short slow phase is not part of it
@@ -64,7 +69,7 @@ class Judge:
         self._since: Optional[Tuple[int, float, float]] = None  # step, time and pauses at the start of the slice
         self._last: Optional[float] = None  # the last look
         self._paused = 0.0  # seconds so far in which the run did not train
-        self._slices: List[float] = []
+        self._slices: List[Tuple[float, int]] = []  # seconds and steps
         self._speeds: List[float] = []
         self._warm = False
         self._windows: Deque[float] = collections.deque(maxlen=REMEMBERED)
@@ -94,11 +99,13 @@ class Judge:
         self._since = (step, now, self._paused)
         if 2 * trained < now - began:
             return None
-        self._slices.append(trained / (step - first))
-        return self._window() if len(self._slices) >= SLICES else None
+        self._slices.append((trained, step - first))
+        time, steps = (sum(each) for each in zip(*self._slices))  # noqa: B905 - Python 3.8
+        full = len(self._slices) >= SLICES and (steps >= STEPS or time >= LONG)
+        return self._window() if full else None
 
     def _window(self) -> Optional[Change]:
-        pace, speeds = median(self._slices), self._speeds
+        pace, speeds = pace_of(self._slices), self._speeds
         self._slices, self._speeds = [], []
         if not self._warm:
             self._warm = True
@@ -179,6 +186,13 @@ class Pace:
             self._events.emit("notice", text=text, **({"kind": kind} if kind else {}))
         else:
             self._events.emit("notice", level="info", text=change.text)
+
+
+def pace_of(slices: Sequence[Tuple[float, int]]) -> float:
+    """Seconds per step of slices, without those that are much longer than the others."""
+    middle = median(time / steps for time, steps in slices)
+    kept = [(time, steps) for time, steps in slices if time / steps <= PAUSE * middle]
+    return sum(time for time, _ in kept) / sum(steps for _, steps in kept)
 
 
 def spread(values: Iterable[float]) -> List[float]:
