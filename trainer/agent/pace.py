@@ -5,8 +5,8 @@ every run, so that a later one can be compared with it (``measured`` in ``state.
 
 - A *slice* is at least ``SLICE`` seconds and one step long. Time in evaluations and checkpoints does not count. A slice
   that is mostly pause is dropped.
-- A *window* has at least ``SLICES`` slices, and ``STEPS`` steps or ``LONG`` seconds. Its pace is their time by their
-  steps, without those that take ``PAUSE`` times the median: pauses that the run does not announce. The agent sees a step
+- A *window* has at least ``SLICES`` slices, and ``STEPS`` steps or ``LONG`` seconds. Its pace is its time by its
+  steps, without slices of ``PAUSE`` times the median: pauses that the run does not announce. The agent sees a step
   up to a quarter of a second late, which would bias the median itself: it has few different values.
 - The first window warms up. Then ``ROUNDS`` consecutive windows beyond the band make the run slow, and as many within
   it make it normal again. Each change is one notice.
