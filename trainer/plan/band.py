@@ -62,11 +62,11 @@ def of_lm(words: Sequence[str], cluster: Cluster) -> Expected:
 
 def _options(words: Sequence[str]) -> Mapping[str, Any]:
     """All options of ``trainer.lm``, with defaults."""
-    from trainer.lm import config  # noqa: PLC0415 - its parser is not needed otherwise
+    from trainer.lm import options  # noqa: PLC0415 - its parser is not needed otherwise
     from trainer.lm.errors import RefusedError  # noqa: PLC0415
 
     try:
-        return vars(config.from_arguments(list(words)))
+        return vars(options.from_arguments(list(words)))
     except RefusedError as error:
         raise PlanError(str(error)) from error
 
