@@ -247,7 +247,7 @@ def launch(spec: RunSpec) -> Launch:
 def fewer(plans: Sequence[Plan], master: str, interfaces: Mapping[str, str | None] | None = None) -> list[Plan]:
     """A run's plans for fewer of its nodes, with new ranks in the same order.
 
-    Log and cache folders keep their names.
+    Log and cache folders keep their names. Nothing is expected of the run any more: the band was that of all nodes.
 
     Args:
         plans: the plans of the remaining nodes, in the order of their ranks.
@@ -273,7 +273,7 @@ def fewer(plans: Sequence[Plan], master: str, interfaces: Mapping[str, str | Non
             env |= dict.fromkeys(_INTERFACES, interface) | {"NCCL_SOCKET_IFNAME": f"={interface}"}
         nodes = tuple(each.node for each in plans)
         link = plan.link._replace(host=master, nodes=nodes) if plan.link and len(plans) > 1 else None
-        new = plan._replace(node_rank=rank, nnodes=len(plans), first_rank=first, env=env, link=link)
+        new = plan._replace(node_rank=rank, nnodes=len(plans), first_rank=first, env=env, link=link, expected=None)
         changed.append(new._replace(argv=tuple(get(plan.launcher).renumber(new, plans))))
         first += plan.processes
     return changed

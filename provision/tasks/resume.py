@@ -96,7 +96,6 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
             moved = plans[0].node_rank != 0
             facts = {name: answer.facts.interface for name, answer in passed.answers.items()} if moved else {}
             plans = fewer(plans, members[0].train_address, facts)
-            plans = [plan._replace(expected=None) for plan in plans]  # it was expected of all nodes
             _warn_fewer(session, run, members, before, plans, found.unreachable)
         if options.notify is not None:
             plans = [plan._replace(notify=options.notify or None) for plan in plans]

@@ -15,6 +15,9 @@ from agents import plan_of
 
 from provision.errors import UsageError
 from provision.run.expected import measured_band, typed_band
+from provision.run.found import Part, Run
+from provision.summaries.runs import run_lines, run_output
+from provision.tasks.runs import RunStatus
 from trainer.agent.contract.expected import Expected, from_object, read
 from trainer.agent.contract.plan import PlanError, from_json
 from trainer.agent.contract.untrusted import UntrustedError
@@ -220,3 +223,19 @@ def test_the_band_of_an_earlier_run():
     for measured in (None, {}, {"step_seconds": [1, 2]}, {"step_seconds": [0, 1, float("inf")]}, {"step_seconds": "x"}):
         with pytest.raises(UsageError, match="no measured step time"):
             measured_band("sft", measured)
+
+
+# --- status --------------------------------------------------------------------------------------
+
+
+def test_status_shows_the_band_and_that_the_run_is_slow():
+    slow = "the run as a whole is slow: 0.83 s a step, expected 0.4 to 0.6 s (given)"
+    fields = {"state": "running", "slow": slow, "expected": BAND.to_object()}
+    run = Run("sft-a", (Part("sft-a", "node01", fields, alive=True),))
+    text = run_output(RunStatus(run, {}), 0.0)[1]
+    assert "  expected: 0.4 to 0.6 s a step (given)\n" in text
+    assert f"  {slow}\n" in text
+    assert "clusterctl diagnose sft-a, clusterctl check" in text
+    assert f"sft-a: {slow}: clusterctl diagnose sft-a" in run_lines({"sft-a": run}, 0.0)
+    normal = Run("sft-a", (Part("sft-a", "node01", {"state": "running", "slow": None}, alive=True),))
+    assert "slow" not in run_output(RunStatus(normal, {}), 0.0)[1]

@@ -16,6 +16,7 @@ from provision.run.found import merge_runs, parse_runs
 from provision.session import Session
 from provision.tasks.resume import refuse_resume, remaining, renewed
 from provision.tasks.train import linked
+from trainer.agent.contract.expected import Expected
 from trainer.agent.contract.plan import Plan, from_json
 
 PACKAGES = ("accelerate", "deepspeed", "llamafactory", "torch")
@@ -72,7 +73,9 @@ def test_plans_match_the_launcher_for_the_remaining_nodes(job, kept):
 def test_one_process_that_is_left_needs_no_multi_gpu():
     job = replace(JOBS["accelerate"])
     made = spec(job, (0, 1), gpus=(1, 1, 1))
+    made = replace(made, expected=Expected("of all nodes", (1.0, 2.0)))
     (left,) = fewer(linked(launch(made), made, 4711, "00ff", 60.0)[:1], "10.0.0.1")
+    assert left.expected is None
     assert "--multi_gpu" not in left.argv
 
 
