@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -71,8 +72,13 @@ def test_measured_llamafactory_runs_are_within_the_band(values, tokens):
         checkpointing=checkpointing, precision="bf16",
     )  # fmt: skip
     lengths = Lengths(tuple([200, 300, 400, 500, 600] * 100), 500, exact=True)
-    low, high = of_factory(FactoryJob(load("qwen2.5-3b"), lengths, H200), settings).tokens_per_second
+    job = FactoryJob(load("qwen2.5-3b"), lengths, H200)
+    low, high = of_factory(job, settings).tokens_per_second
     assert low <= tokens <= high
+    guessed = replace(job, lengths=replace(lengths, exact=False))
+    assert of_factory(guessed, settings).tokens_per_second == pytest.approx((low / 1.5, high))
+    with pytest.raises(PlanError, match="sizes of the images"):
+        of_factory(replace(job, media=True), settings)
 
 
 @pytest.mark.parametrize(
