@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +20,6 @@ pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PUBLIC = Path(__file__).with_name("public")
-# TensorBoard's own reader: the scalars of a folder, by tag.
-TENSORBOARD = """
-import json, sys
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-found = EventAccumulator(sys.argv[1], size_guidance={"scalars": 0}).Reload()
-points = {tag: list(map(vars, found.Scalars(tag))) for tag in found.Tags()["scalars"]}
-print(json.dumps(points))
-"""
 ONE_THREAD = ("--env", "OMP_NUM_THREADS=1")  # a tiny model on a busy machine waits for its threads
 
 
@@ -266,7 +257,7 @@ def test_accelerates_own_script(program_nodes, tmp_path):
     assert "Training yielded the same results on one CPU or distributed setup with batch split" in message, message
 
 
-def test_lightning_resumes(program_nodes, lab_env, tmp_path):
+def test_lightning_resumes(program_nodes, tmp_path):
     user = program_nodes.own(tmp_path / "work", PUBLIC / "lightning")
     words = ("train", "--nodes", "2", "fit.py", "--", "--num_nodes", "2", "--max_epochs", "300")
     attached = user.start(*words, until="Total params")
@@ -281,15 +272,6 @@ def test_lightning_resumes(program_nodes, lab_env, tmp_path):
     assert "Restored all states from the checkpoint" in message, message
     state = finishes_with(user, tmp_path, newest="epoch=299-step=3000.ckpt")
     assert state["step"] == 2999, state  # Lightning logs the first step as 0
-    written = user.run("metrics", run, "--tensorboard", "events")
-    assert written.returncode == 0, written.stderr
-    read = [lab_env / "bin/python", "-c", TENSORBOARD, user.folder / "events" / run]
-    tags = json.loads(subprocess.run(read, check=True, capture_output=True, text=True).stdout)
-    times, steps, losses = ([each[name] for each in tags["train/loss"]] for name in ("wall_time", "step", "value"))
-    assert (steps[-1], losses[-1]) == (2999, pytest.approx(state["loss"]))
-    assert steps == sorted(set(steps))  # also those that were repeated after the kill
-    assert time.time() - 600 < times[0] <= times[-1] < time.time()
-    assert {"node/node01/memory_gib", "node/node02/memory_gib"} <= set(tags)
 
 
 def finishes_with(user, tmp_path, *, newest):

@@ -1,6 +1,6 @@
 """TensorBoard event files of runs, compared with those of TensorBoard's own writer.
 
-tests/nodes/test_programs.py reads one of a real run with TensorBoard's own reader.
+tests/nodes/test_run_checkpoints.py reads one of a real run with TensorBoard's own reader.
 """
 
 from __future__ import annotations
