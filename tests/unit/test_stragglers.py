@@ -2,7 +2,9 @@
 
 import json
 import random
+import socket
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 
 from agents import plan_of
 
+from trainer.agent.queues import Queues, plain, sockets
 from trainer.agent.rounds import Steps, from_object, join, round_seconds, to_object
-from trainer.agent.signals import foreign_shares, gpu_of, queues
+from trainer.agent.signals import foreign_shares, gpu_of
 from trainer.agent.stragglers import CONSISTENT, Gpu, Rank, Round, Track, advance, sentence
 
 RECORDED = Path(__file__).parent / "recorded_stragglers"
@@ -166,11 +169,35 @@ TCP = """\
 """
 
 
-def test_queues_of_sockets():
-    assert queues(TCP) == ({"0100000A"}, {"0200000A": 0x100010})
-    mapped = TCP.replace("0100000A:", "0000000000000000FFFF00000100000A:")
-    assert queues(mapped)[0] == {"0100000A"}
-    assert queues("") == queues("garbage\nmore 1 2\n") == (set(), {})
+def test_established_connections_to_other_nodes():
+    assert [(each.local, each.remote_port) for each in sockets(TCP)] == [("0100000A", 0x9000)] * 2
+    assert sockets("") == sockets("garbage\nmore 1 2\n") == []
+    assert plain("0000000000000000FFFF00000100000A:8000") == plain("0100000A:1") == "0100000A"
+
+
+def filled(sock):
+    """Send until the other end, which does not read, takes no more."""
+    sock.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            sock.send(b"x" * (1 << 16))
+
+
+def test_data_that_waits_in_sockets_is_seen():
+    with ExitStack() as stack:
+        keep = stack.enter_context
+        plain_server = keep(socket.create_server(("127.0.0.2", 0)))
+        mapped_server = keep(socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True))
+        for address, server in (("127.0.0.2", plain_server), ("127.0.0.3", mapped_server)):
+            place = (address, server.getsockname()[1])
+            keep(socket.create_connection(place, source_address=("127.0.0.1", 0)))
+            sender = keep(server.accept()[0])
+            filled(sender)
+        queues = Queues()
+        stack.callback(queues.close)
+        for now in (0.0, 1.0):  # with a new list of sockets, and with a known one
+            assert queues.look(now)["0100007F"] > 2 * (64 << 10)
+        assert {"0200007F", "0300007F"} <= queues.own
 
 
 @pytest.mark.parametrize(
