@@ -40,6 +40,7 @@ from provision.tasks.bundles import PackResult, bundle_of
 from provision.tasks.deploy import DeployOptions, DeployResult
 from provision.tasks.gate import GateOptions
 from provision.tasks.logs import Metrics
+from provision.tasks.notify import read_notify
 from provision.tasks.pattern import read_pattern
 from provision.tasks.runs import Runs
 from provision.tasks.start import Following
@@ -161,6 +162,7 @@ def train(
     env: Mapping[str, str] | None = None,
     name: str | None = None,
     restarts: int = 0,
+    notify: str | None = None,
     detach: bool = False,
     exclude_bad: bool = False,
     force: bool = False,
@@ -188,6 +190,8 @@ def train(
         env: variables of every process, in addition to the inventory's.
         name: part of the run's id.
         restarts: how often a failed run is restarted from its newest checkpoint.
+        notify: a shell command that a node runs when something happens to the run, see docs/runs.md; None: the
+            inventory's; empty: none.
         detach: return when the run has started on every node.
         exclude_bad: continue without nodes that cannot take part.
         force: continue although a check predicts a failure.
@@ -226,6 +230,7 @@ def train(
         policy=training.Policy(restarts=restarts),
         gate=GateOptions(exclude_bad=exclude_bad, force=force, asked=wanted),
         following=Following(detach),
+        notify=read_notify(notify, "notify"),
     )
     typed = _typed("train", cluster, words, nodes=wanted, limit=limit, exclude=exclude)
     with _session(cluster, typed, limit, exclude, count=wanted, on_event=on_event) as session:

@@ -99,7 +99,11 @@ def _give_up(_number: int, _frame: FrameType | None) -> None:
 NODES = _Named(_nodes, several=True)
 RUN = _Named(_runs)
 RELEASE = _Named(_releases)
-TYPES = {"limit": NODES, "exclude": NODES, "node": NODES, "run": RUN, "runs": RUN, "to": RELEASE, "release": RELEASE}
+TYPES = {
+    **dict.fromkeys(("limit", "exclude", "node"), NODES),
+    **dict.fromkeys(("run", "runs", "good", "bad"), RUN),
+    **dict.fromkeys(("to", "release"), RELEASE),
+}
 
 
 def complete(command: click.Command) -> None:

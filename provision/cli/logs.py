@@ -21,7 +21,7 @@ from provision.model import Notice
 from provision.output import Reporter
 from provision.output_text import Line, clean, fold_equal
 from provision.run.follow import Entry
-from provision.summaries.metrics import loss_curve, metrics_lines, metrics_output
+from provision.summaries.metrics import events_output, loss_curve, metrics_lines, metrics_output
 from provision.summaries.runs import collect_output, logs_data, sync_command, wandb_output
 from provision.tasks.logs import How, Log, Logs, Metrics, Wanted, logs, open_log, read_logs, read_run
 from provision.tasks.pattern import read_pattern
@@ -120,6 +120,8 @@ def logs_command(
 @number("--last", type=_STEPS, metavar="N", help=f"Show the last N steps, or 'all'.  [default: {ROWS} in a table]")
 @click.option("--csv", "as_csv_too", is_flag=True, help="Print CSV, by default with all steps.")
 @click.option("--prometheus", "as_prometheus", is_flag=True, help="Print the run's newest samples as Prometheus text.")
+@click.option("--tensorboard", "events", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
+              help="Write the run as a TensorBoard event file below DIR.")  # fmt: skip
 @number("--rank", type=INDEX, help="Numbers of this rank.  [default: the lowest with a loss]")
 @number("--logging-steps", type=COUNT, metavar="N", help="Steps between the Trainer's lines, if they name no step.")
 @click.option("--pattern", metavar="REGEX", help="Read only lines that match, with groups such as (?P<loss>[\\d.]+).")
@@ -132,6 +134,7 @@ def metrics_command(
     rank: int | None,
     logging_steps: int | None,
     pattern: str | None,
+    events: Path | None,
     logs: tuple[str, ...],
     *,
     as_csv_too: bool,
@@ -147,8 +150,17 @@ def metrics_command(
     as_json = bool(click.get_current_context().params.get("as_json"))
     if as_csv_too and as_json:
         raise UsageError("--csv and --json cannot be used together")
+    chosen = as_csv_too or (last, rank, logging_steps, pattern) != (None,) * 4 or len(logs) > 1
+    if events is not None:
+        if chosen or as_prometheus:
+            raise UsageError(
+                "--tensorboard writes all numbers of one run: it accepts no other format, steps or files",
+                hint="clusterctl metrics --tensorboard DIR RUN",
+            )
+        _write_events(reporter, selection, events, logs[0] if logs else None)
+        return
     if as_prometheus:
-        if as_csv_too or as_json or (last, rank, logging_steps, pattern) != (None,) * 4 or len(logs) > 1:
+        if chosen or as_json:
             raise UsageError(
                 "--prometheus prints the newest samples of one run: it accepts no other format, steps or files",
                 hint="clusterctl metrics --prometheus RUN",
@@ -165,6 +177,26 @@ def metrics_command(
         with selection.session_or_here(reporter) as session:
             found = read_run(session, logs[0] if logs else None, how)
     _show_metrics(reporter, found, last, as_csv_too=as_csv_too, as_json=as_json)
+
+
+def _write_events(reporter: Reporter, selection: Selection, folder: Path, word: str | None) -> None:
+    with importing():
+        from provision.tasks.report import gather, report_folder  # noqa: PLC0415
+        from provision.tasks.runs import find  # noqa: PLC0415
+        from provision.tasks.tensorboard import write_events  # noqa: PLC0415
+
+    retry = "clusterctl metrics"
+    if word is not None and _is_file(word):
+        found = report_folder(Path(word)).run
+    else:
+        with selection.session_or_here(reporter) as session:
+            found, retry = gather(session, find(session, word)), session.again()
+    written = write_events(found, folder)
+    reporter.result(*events_output(written))
+    if found.missing:
+        raise NodesFailedError(
+            f"the file lacks {fold(found.missing)}", reasons=found.missing, hint=f"to write it again: {retry}"
+        )
 
 
 def _is_file(name: str) -> bool:
@@ -244,12 +276,20 @@ def collect_command(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Read log files of any launcher instead of a run. More files may follow.",
 )
+@click.option(
+    "--code",
+    "codes",
+    multiple=True,
+    metavar="CODE",
+    help="Decode a diagnosis that was read over the phone. Needs no run.",
+)
 @click.argument("run", nargs=-1)
 @reporting
 def diagnose_command(
     reporter: Reporter,
     selection: Selection,
     logs: tuple[Path, ...],
+    codes: tuple[str, ...],
     run: tuple[str, ...],
 ) -> None:
     """Show which rank failed first, why, and how to fix it.
@@ -258,9 +298,15 @@ def diagnose_command(
     newest run.
     """
     with importing():
-        from provision.summaries.diagnosis import diagnosis_output  # noqa: PLC0415
+        from provision.diagnosis.case_code import decode  # noqa: PLC0415
+        from provision.summaries.diagnosis import case_output, diagnosis_output  # noqa: PLC0415
         from provision.tasks.diagnose import diagnose, diagnose_files  # noqa: PLC0415
 
+    if codes:
+        if logs:
+            raise UsageError("--code and --log exclude each other", hint="--code CODE")
+        reporter.result(*case_output(decode([*codes, *run])))
+        return
     if logs:
         reporter.result(*diagnosis_output(diagnose_files([*logs, *map(Path, run)])))
         return

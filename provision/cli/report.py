@@ -29,9 +29,12 @@ _MOST = 20  # runs in a report
 @on_nodes
 @click.option("--output", "-o", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
               help="Write to FILE.  [default: report-RUN.html]")  # fmt: skip
+@click.option("--redact", is_flag=True, help="Remove names, addresses and secrets, for a file that leaves the room.")
 @click.argument("runs", nargs=-1, metavar="[RUN|DIR...]")
 @reporting
-def report_command(reporter: Reporter, selection: Selection, output: Path | None, runs: tuple[str, ...]) -> None:
+def report_command(
+    reporter: Reporter, selection: Selection, output: Path | None, redact: bool, runs: tuple[str, ...]
+) -> None:
     """Write one HTML file about a run, or several to compare.
 
     The file opens without a network: curves, nodes, configuration, events, restarts and the diagnosis. RUN is a run's
@@ -39,26 +42,28 @@ def report_command(reporter: Reporter, selection: Selection, output: Path | None
     """
     with importing():
         from provision.report import report_page  # noqa: PLC0415
-        from provision.summaries.report import described, report_output  # noqa: PLC0415
+        from provision.summaries.report import described, redacted_report, report_output  # noqa: PLC0415
         from provision.tasks.report import report_folder, report_run  # noqa: PLC0415
 
     if len(runs) > _MOST:
         raise UsageError(f"{len(runs)} runs; a report compares at most {_MOST}")
     folders = {word: report_folder(Path(word)) for word in runs if _is_folder(word)}
     reported: list[Reported] = []
-    retry = ""
+    retry, known = "", None
     if len(folders) < len(set(runs)) or not runs:
         with selection.session_or_here(reporter) as session:
             for word in runs or (None,):
                 found = folders.get(word) if word is not None else None
                 reported.append(found or report_run(session, word))
-            retry = session.again()
+            retry, known = session.again(), session.inventory
     else:
         reported = [folders[word] for word in runs]
     found_runs: list[RunData] = [replace(each.run, **described(each.diagnosis)) for each in reported]
-    path = output or Path(f"report-{found_runs[0].id}.html" if len(found_runs) == 1 else "report.html")
-    size = _write(path, report_page(found_runs, time.time()))
-    reporter.result(*report_output(path, size, found_runs))
+    redaction = redacted_report(found_runs, known) if redact else None
+    shown = redaction.runs if redaction else found_runs
+    path = output or Path(f"report-{shown[0].id}.html" if len(shown) == 1 else "report.html")
+    size = _write(path, report_page(shown, time.time(), redaction.removed if redaction else None))
+    reporter.result(*report_output(path, size, found_runs, redaction))
     missing = {name: why for run in found_runs for name, why in run.missing.items()}
     if missing:
         raise NodesFailedError(

@@ -27,7 +27,7 @@ def top_command(reporter: Reporter, selection: Selection, every: float, *, once:
     once = once or bool(click.get_current_context().params.get("as_json")) or not has_screen()
     with importing():
         from provision.summaries.top import UNLIMITED, top_output  # noqa: PLC0415 - only this command needs them
-        from provision.tasks.top import Top, snapshot  # noqa: PLC0415
+        from provision.tasks.top import Top, connect, snapshot  # noqa: PLC0415
 
         if not once:
             from provision.cli.top_app import TopScreen  # noqa: PLC0415 - it takes a moment
@@ -40,7 +40,7 @@ def top_command(reporter: Reporter, selection: Selection, every: float, *, once:
             if unreachable:
                 raise no_answer(session, unreachable, shown=True)
             return
-        session.each(lambda node: session.connections[node])  # may ask for a password or a host key, and not later
+        connect(session)
         quiet = Session(session.inventory, session.nodes, typed=session.typed, connections=session.connections)
         with Top(quiet, every) as top:
             screen = TopScreen(top.view, every)

@@ -20,7 +20,6 @@ from provision.cli.cluster import Selection, on_nodes, refuse_alone, session_on
 from provision.cli.options import COUNT, INDEX, SECONDS, number, reporting
 from provision.errors import UsageError
 from provision.inventory.document import shown
-from provision.inventory.schema import as_text
 from provision.launchers import from_words
 from provision.launchers.kit.plans import split_resume_arg
 from provision.masking import is_secret, mask_words
@@ -35,6 +34,7 @@ from provision.summaries.runs import train_output
 from provision.tasks import resume as resuming
 from provision.tasks import train as tasks
 from provision.tasks.gate import GateOptions
+from provision.tasks.notify import read_notify
 from provision.tasks.resume_arg import AskResume
 from provision.tasks.start import Ask, Choice, Following, HungUp
 from provision.tasks.train import ZERO_CHOICES, Policy, Training, find_config
@@ -276,20 +276,6 @@ def read_variables(given: tuple[str, ...], reporter: Reporter) -> dict[str, str]
             reporter(Notice(f"{text}; export {name}, then use --env {name}", "warning"))
         found[name] = value if has else os.environ[name]
     return found
-
-
-def read_notify(text: str | None) -> str | None:
-    """The command of ``--notify``, with the inventory's limits; empty: none.
-
-    Raises:
-        UsageError: it is too long, or has a line break or a control character.
-    """
-    if not text:
-        return text
-    try:
-        return as_text(text)
-    except ValueError as error:
-        raise UsageError(f"--notify: {error}", hint="write a script on the nodes, and name it") from None
 
 
 @click.command("resume")

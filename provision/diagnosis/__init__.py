@@ -2,6 +2,7 @@
 
 - ``evidence``, ``reading``: a run's logs, events and samples as data
 - ``arrivals``: the rank that did not arrive at a collective, from logs and torch's flight recorder
+- ``case_code``: a few lines that carry a diagnosis out of a room
 - ``cause``, ``causes/``: the table of causes, a row each
 - ``signs``, ``verdict``: for a failed run, the first failure among its echoes
 - ``conditions/``: for a running or finished run, whether it trains well
@@ -11,12 +12,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from provision.diagnosis.case_code import Case, case_of
 from provision.diagnosis.conditions import Condition, conditions
 from provision.diagnosis.evidence import Evidence, Record, attempt, attempts, phased
 from provision.diagnosis.reading import progress
 from provision.diagnosis.verdict import Verdict, judge
 
-__all__ = ["Condition", "Diagnosis", "Evidence", "Record", "Verdict", "diagnose"]
+__all__ = ["Case", "Condition", "Diagnosis", "Evidence", "Record", "Verdict", "diagnose"]
 
 _ATTEMPTS = 50  # earlier attempts that are judged, at most
 FINAL = ("finished", "failed", "stopped")
@@ -34,6 +36,7 @@ class Diagnosis:
         attempts: how often it was started.
         earlier: verdicts of earlier attempts, the oldest first.
         missing: nodes without logs, each with the reason.
+        case: the content of its case code; None if nothing failed and no problem was found.
     """
 
     run: str
@@ -43,6 +46,7 @@ class Diagnosis:
     attempts: int = 1
     earlier: tuple[Verdict, ...] = ()
     missing: tuple[tuple[str, str], ...] = ()
+    case: Case | None = None
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -60,7 +64,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         shown = tuple(each for each in shown if each.leads)
     earlier = tuple(judge(attempt(evidence, each)) for each in range(1, min(count, _ATTEMPTS + 1)))
     missing = tuple(evidence.missing.items())
-    return Diagnosis(evidence.run, state, verdict, shown, max(1, count), earlier, missing)
+    case = case_of(last, state, verdict, shown, max(1, count)) if verdict is not None or shown else None
+    return Diagnosis(evidence.run, state, verdict, shown, max(1, count), earlier, missing, case)
 
 
 def state_of(evidence: Evidence) -> str:

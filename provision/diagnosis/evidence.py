@@ -98,6 +98,7 @@ class Evidence:
         state: the state in the run's record: running, finished, failed, stopped; "" if unknown.
         missing: nodes without logs, each with the reason.
         unsent: git-ignored paths of the code that were not sent.
+        release: the release's 12 hex digits; "" if unknown.
     """
 
     records: tuple[Record, ...]
@@ -105,6 +106,7 @@ class Evidence:
     state: str = ""
     missing: Mapping[str, str] = field(default_factory=dict)
     unsent: tuple[str, ...] = ()
+    release: str = ""
 
 
 def comparable(evidence: Evidence) -> bool:

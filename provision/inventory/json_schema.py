@@ -44,7 +44,7 @@ def build() -> dict[str, Any]:
         "textfile": _optional(
             {"type": "string", "pattern": "^ */"}, "on every node, the folder of node_exporter's textfile collector"
         ),
-        "notify": _optional(text, "shell command for the end, failures, restarts and hangs of a run"),
+        "notify": _optional(text, "shell command for ends, failures, restarts, hangs, slowdowns and full disks"),
     }
     assert properties.keys() == TopSection.model_fields.keys()
     return {

@@ -3,6 +3,7 @@
 - ``data``: a run as the report shows it, from the texts of its nodes' files
 - ``curves``: the numbers of a run, packed for the page's program
 - ``picture``: curves as SVG, for a browser without scripts
+- ``redaction``, ``sensitive``: the same runs without names, addresses and secrets, for a file that leaves the room
 - ``page``: the HTML; ``templates/report/`` has its program, its style and uPlot (MIT)
 """
 

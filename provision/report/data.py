@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from provision.errors import UsageError
@@ -46,6 +47,7 @@ class Sample(NamedTuple):
     time: float
     step: int | None
     values: Mapping[str, float]
+    fields: Event = MappingProxyType({})  # as the agent wrote them
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ def read_sample(sample: Event) -> Sample:
         found["network"] = sum(ports.values())
         found.update((PORT + port, value) for port, value in ports.items())
     step = sample.get("step")
-    return Sample(sample["time"], step if isinstance(step, int) else None, found)
+    return Sample(sample["time"], step if isinstance(step, int) else None, found, sample)
 
 
 def _gpu_values(gpus: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:

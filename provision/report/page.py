@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from statistics import fmean, median
 from typing import Any
 
 from provision import __version__
 from provision.inventory import fold
+from provision.masking import mask_text
 from provision.output_text import duration
 from provision.render import template_text
 from provision.report.curves import run_curves
@@ -32,6 +33,7 @@ from provision.report.data import (
     row_times,
     step_times,
 )
+from provision.report.names import RULES
 from provision.report.picture import Points, escaped, picture
 from provision.run.difference import KINDS, RANKS, compare
 from provision.run.preflight import from_record
@@ -63,12 +65,13 @@ _TABLE = 40  # rows in the table of numbers
 _ESCAPED = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-def report_page(runs: Sequence[RunData], now: float) -> str:
+def report_page(runs: Sequence[RunData], now: float, removed: Mapping[str, int] | None = None) -> str:
     """The HTML of a report on one or several runs.
 
     Args:
         runs: the runs; the first one is compared with the others.
         now: epoch seconds.
+        removed: by rule, how many values were removed from the runs (``redaction``); None: the runs are complete.
     """
     style = template_text(f"{_UPLOT}/uPlot.min.css") + template_text("report/report.css")
     scripts = [template_text(f"{_UPLOT}/uPlot.iife.min.js"), template_text("report/report.js")]
@@ -79,7 +82,7 @@ def report_page(runs: Sequence[RunData], now: float) -> str:
     data = _json({"runs": [run_curves(run) for run in runs]})
     title = ", ".join(run.id for run in runs)
     licence = template_text(f"{_UPLOT}/LICENSE").replace("--", "- -")
-    body = "".join(_body(runs, now))
+    body = "".join(_body(runs, now, removed))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
@@ -109,7 +112,7 @@ def _label(key: str, english: str, tag: str = "span") -> str:
     return f'<{tag} data-i="{key}">{english}</{tag}>'
 
 
-def _body(runs: Sequence[RunData], now: float) -> Iterator[str]:
+def _body(runs: Sequence[RunData], now: float, removed: Mapping[str, int] | None) -> Iterator[str]:
     title = escaped(runs[0].id) if len(runs) == 1 else _label("comparison", "Comparison of runs")
     yield f"<header><h1>{title}</h1><p>{_label('written', 'Written by clusterctl')} {escaped(__version__)}, "
     yield f"<time>{_when(now)}</time></p></header><main>"
@@ -134,7 +137,21 @@ def _body(runs: Sequence[RunData], now: float) -> Iterator[str]:
         )
         if content:
             yield _section(key, english, content)
+    if removed is not None:
+        yield _section("removed", "Removed from this report", _removed(removed))
     yield "</main>"
+
+
+def _removed(removed: Mapping[str, int]) -> str:
+    rows = [
+        (_label(f"rule_{rule}", escaped(RULES[rule].title)), f"<code>{RULES[rule].word}-1</code>", _number(count))
+        for rule, count in removed.items()
+    ]
+    text = _label(
+        "removed_text", "The same value is the same word in the whole report. The values are not in this file."
+    )
+    heads = (("rule", "Rule"), ("word", "Word"), ("values", "Values"))
+    return f"<p>{text}</p>{_table(heads, rows)}"
 
 
 def _section(key: str, english: str, content: str) -> str:
@@ -320,13 +337,17 @@ def _attempts(run: RunData) -> str:
 
 def _slowest(run: RunData) -> str:
     """What the agents recorded about a rank that the others wait for."""
+    found = [event for node in run.nodes for event in node.events if event.get("event") == "straggler"]
+    found.sort(key=lambda event: event.get("time") or 0.0)
     rows = [
-        (_when(each.time), _number(each.step), escaped(fold(each.nodes)), escaped(each.text))
-        for each in happenings(run)
-        if each.kind == "straggler"
+        (
+            _when(event.get("time")),
+            *(escaped(mask_text(str(event.get(name, "")))) for name in ("node", "rank", "kind", "text")),
+        )
+        for event in found[-_STRAGGLERS:]
     ]
-    heads = (("time", "Time"), ("step", "Step"), ("node", "Node"), ("text", "Text"))
-    return _table(heads, rows[-_STRAGGLERS:]) if rows else ""
+    heads = (("time", "Time"), ("node", "Node"), ("rank", "Rank"), ("cause", "Cause"), ("text", "Text"))
+    return _table(heads, rows) if rows else ""
 
 
 def _preflight(run: RunData) -> str:
@@ -353,23 +374,26 @@ def _preflight(run: RunData) -> str:
 
 def _nodes(run: RunData) -> str:
     """The nodes with the means of their samples. Far means of what the speed depends on are marked."""
-    names = [name for name, _ in _MEANS]
+    measured = [
+        each for each in _MEANS if any(each[0] in sample.values for node in run.nodes for sample in node.samples)
+    ]
+    names = [name for name, _ in measured]
     means = {node.name: {name: fmean(found) for name in names if (found := _values(node, name))} for node in run.nodes}
     known = {name: [each[name] for each in means.values() if name in each] for name in names}
-    middle = {name: median(found) for name, found in known.items() if found}
+    middle = {name: median(found) for name, found in known.items()}
     marked = _PACE if len(run.nodes) > 2 else ()  # of two nodes, nothing tells which is the slow one
     rows = [
         (
             escaped(node.name),
             _number(node.rank),
             escaped(node.state.get("state") or ""),
-            *(_mean(means[node.name].get(name), middle.get(name) if name in marked else None) for name in names),
+            *(_mean(means[node.name].get(name), middle[name] if name in marked else None) for name in names),
             _number(len(node.samples)),
         )
         for node in run.nodes
     ]
     rows += [(escaped(name), "", escaped(why), *("" for _ in names), "") for name, why in run.missing.items()]
-    heads = (("node", "Node"), ("rank", "Rank"), ("state", "State"), *_MEANS, ("samples", "Samples"))
+    heads = (("node", "Node"), ("rank", "Rank"), ("state", "State"), *measured, ("samples", "Samples"))
     return _table(heads, rows) if rows else ""
 
 

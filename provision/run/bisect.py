@@ -77,14 +77,14 @@ class Space:
         settings: the most likely cause first.
         job: the words of the job that the user typed, by name.
         good: the good run's record; ``bad`` the bad one's.
-        hidden: settings with secrets, which no record has.
+        untested: settings that differ and cannot be set, each with the reason.
     """
 
     settings: tuple[Setting, ...]
     job: Mapping[str, tuple[str, ...]]
     good: Mapping[str, Any]
     bad: Mapping[str, Any]
-    hidden: tuple[str, ...] = ()
+    untested: Mapping[str, str] = field(default_factory=dict)
 
     def mixture(self, chosen: Collection[int]) -> Mixture:
         """The good run with the bad run's values of the settings at these places."""
@@ -123,7 +123,8 @@ class Space:
                 **self.job,
                 **{name: value for name, value in runs.items() if name not in self.job},
             }
-        pairs = [f"{name}={json.dumps(value)}" for (kind, name), value in values.items() if kind == "setting"]
+        set_here = [(name, value) for (kind, name), value in values.items() if kind == "setting" and value is not None]
+        pairs = [f"{name}={json.dumps(value)}" for name, value in set_here]
         return (*(word for value in words.values() for word in value or ()), *pairs)
 
 
@@ -133,10 +134,10 @@ def space(good: Mapping[str, Any], bad: Mapping[str, Any], job: Sequence[str]) -
     (options, words), (bad_options, bad_words) = _typed(good), _typed(bad)
     settings, bad_settings = _mapping(good, "settings"), _mapping(bad, "settings")
     before, after = arguments(words), arguments(bad_words)
-    top = [name for name in _merged(settings, bad_settings) if "." not in name]
+    keys = _merged(settings, bad_settings)
     sources: tuple[tuple[str, Iterable[str], Mapping[str, Any], Mapping[str, Any]], ...] = (
-        ("argument", [name for name in _merged(before, after) if name not in {"program", *top}], before, after),
-        ("setting", top if {"settings"} <= good.keys() & bad.keys() else (), settings, bad_settings),
+        ("argument", [name for name in _merged(before, after) if name not in {"program", *keys}], before, after),
+        ("setting", keys if {"settings"} <= good.keys() & bad.keys() else (), settings, bad_settings),
         ("option", _merged(options, bad_options), options, bad_options),
         ("variable", *_both(good, bad, "variables")),
     )
@@ -147,10 +148,19 @@ def space(good: Mapping[str, Any], bad: Mapping[str, Any], job: Sequence[str]) -
         found.append(Setting("release", "release", good["prefix"], bad["prefix"]))
     found += node_settings(_tuple(good.get("nodes")), _tuple(bad.get("nodes")))
     kept = [each for each in found if each.good != each.bad and not _is_fixed(each, fixed)]
-    hidden = [each for each in kept if HIDDEN in f"{each.good} {each.bad}"]
-    return Space(
-        tuple(each for each in kept if each not in hidden), fixed, good, bad, tuple(each.label for each in hidden)
-    )
+    untested = {each.label: why for each in kept if (why := _why_untested(each))}
+    return Space(tuple(each for each in kept if not _why_untested(each)), fixed, good, bad, untested)
+
+
+def _why_untested(setting: Setting) -> str:
+    """Why a setting cannot be set; "" if it can."""
+    if HIDDEN in f"{setting.good} {setting.bad}":
+        return "records have no secrets"
+    if setting.kind == "setting" and setting.bad is None:
+        return "train cannot remove a key of a configuration"
+    if setting.kind == "setting" and "." in setting.name:
+        return "it is a part of a value"
+    return ""
 
 
 def _is_fixed(setting: Setting, job: Mapping[str, object]) -> bool:

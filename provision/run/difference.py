@@ -260,10 +260,12 @@ def _by_name(groups: object) -> dict[str, list[tuple[str, list[str]]]]:
 
 
 def _text(values: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """The values of the nodes, the rarest first."""
     if len(values) == 1:
         return values[0][0]
     more = len(values) - _GROUPS
-    texts = [f"{text} ({fold(nodes)})" for text, nodes in values[:_GROUPS]]
+    rarest = sorted(values, key=lambda each: len(each[1]))[:_GROUPS]
+    texts = [f"{text} ({fold(nodes)})" for text, nodes in rarest]
     return ", ".join(texts) + (f" and {more} more" if more > 0 else "")
 
 

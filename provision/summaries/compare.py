@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import groupby
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 from provision.inventory.document import printable
@@ -94,8 +94,7 @@ def bisect_output(compared: Summary, found: Bisected, commands: Mapping[str, str
         causes = (settings[at] for at in conclusion.cause)
         lines += [f"  {each.label}: {_short(each.text(bad=False))} -> {_short(each.text(bad=True))}" for each in causes]
     lines.append(conclusion.why)
-    if found.space.hidden:
-        lines.append(f"not tested, because the records have no secrets: {', '.join(found.space.hidden)}")
+    lines += [f"not tested: {name}: {why}" for name, why in islice(found.space.untested.items(), SHOWN)]
     lines += [f"to verify, {name}: {command}" for name, command in commands.items()]
     more: dict[str, Any] = {"bisect": as_data(found, commands)}
     return {**data, **more}, "\n".join(lines)

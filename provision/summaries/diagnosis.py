@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import textwrap
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from provision.diagnosis.case_code import encode
+from provision.diagnosis.cause import Sign
+from provision.diagnosis.causes import TABLE
+from provision.diagnosis.conditions import RULES
+from provision.env.text import number
 from provision.inventory import fold
 from provision.output_text import Summary, duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from provision.diagnosis import Condition, Diagnosis, Verdict
-    from provision.diagnosis.cause import Sign
+    from provision.diagnosis import Case, Condition, Diagnosis, Verdict
+    from provision.diagnosis.cause import Cause
 
 WIDTH = 80  # columns
 _PROGRAM = "clusterctl\N{NO-BREAK SPACE}"
@@ -50,6 +56,8 @@ def _lines(result: Diagnosis) -> Iterator[str]:
         blocks.append(list(_earlier(result.earlier)))
     if not blocks:
         blocks.append([_fine(result)])
+    if result.case is not None:
+        blocks.append(["code to read over the phone:", *(f"  {line}" for line in encode(result.case))])
     if result.missing:
         blocks.append([f"no answer from {fold(name for name, _ in result.missing)}: {result.missing[0][1]}"])
     if result.run and (result.verdict is not None or result.conditions or result.earlier):
@@ -147,8 +155,8 @@ def earlier_reasons(verdicts: Iterable[Verdict]) -> Iterator[str]:
 
 
 def _earlier(verdicts: Iterable[Verdict]) -> Iterator[str]:
-    for number, reason in enumerate(earlier_reasons(verdicts), 1):
-        yield f"attempt {number}: {reason}"
+    for attempt, reason in enumerate(earlier_reasons(verdicts), 1):
+        yield f"attempt {attempt}: {reason}"
 
 
 def _advice(fix: Iterable[str], run: str, node: str = "NODE") -> Iterator[str]:
@@ -173,11 +181,11 @@ def _places(signs: Iterable[Sign]) -> str:
 
 def _folded(numbers: Sequence[int]) -> str:
     rows: list[list[int]] = []
-    for number in numbers:
-        if rows and number == rows[-1][-1] + 1:
-            rows[-1].append(number)
+    for each in numbers:
+        if rows and each == rows[-1][-1] + 1:
+            rows[-1].append(each)
         else:
-            rows.append([number])
+            rows.append([each])
     return ",".join(str(row[0]) if len(row) == 1 else f"{row[0]}-{row[-1]}" for row in rows)
 
 
@@ -214,7 +222,62 @@ def _data(result: Diagnosis) -> dict[str, Any]:
         "attempts": result.attempts,
         "earlier": [_verdict_data(each) for each in result.earlier],
         "missing": dict(result.missing),
+        "code": list(encode(result.case)) if result.case is not None else [],
     }
+
+
+def case_output(case: Case) -> Summary:
+    """The content of a case code, on a machine that has nothing of the run."""
+    cause = next((each for each in TABLE if each.id == case.cause), None)
+    data = {**dataclasses.asdict(case), "confidence": case.confidence, "conditions": list(case.conditions)}
+    data["says"] = cause.says if cause else None
+    return data, "\n".join(row for line in _case(case, cause) for row in wrap_line(line))
+
+
+def _case(case: Case, cause: Cause | None) -> Iterator[str]:
+    state = f" {case.state}" if case.state else ""
+    release = f", release {case.release}" if case.release else ""
+    nodes = number(case.nodes, "node")
+    yield f"a run on {nodes}{state}: clusterctl {case.version}{release}"
+    who = " ".join(part for part in (_numbered("node", case.node, 1), _numbered("rank", case.rank)) if part)
+    if case.state in {"", "failed"} or case.cause:
+        says = _without_values(cause.says) if cause else _unexplained(case)
+        alone = cause.alone if cause and case.alone else ""
+        yield f"{who or 'the run'} failed first: {says}{alone}"
+        yield f"  cause {case.cause or 'unknown'}, confidence {case.confidence}"
+    facts = (
+        _numbered("attempt", case.attempts if case.attempts > 1 else None),
+        _numbered("last step", case.step),
+        _numbered("exit code", case.exit_code),
+        _numbered("signal", case.signal),
+        f"no logs from {number(case.missing, 'node')}" if case.missing else "",
+        "the logs have no common time" if case.by_file else "",
+    )
+    if any(facts):
+        yield f"  {', '.join(fact for fact in facts if fact)}"
+    titles = {rule.id: rule.title for rule in RULES}
+    for each in case.conditions:
+        yield f"also: {titles.get(each, _NEWER)} ({each})"
+    yield from _advice(Sign(cause, "").fix if cause else (), "")
+
+
+_NEWER = "a problem that this version of clusterctl does not know"
+
+
+def _unexplained(case: Case) -> str:
+    if not case.cause:
+        return "no line of the logs says why"
+    return f"a cause that this version of clusterctl does not know; version {case.version} does"
+
+
+def _numbered(name: str, value: int | None, first: int = 0) -> str:
+    """``rank 3``; nodes are counted from one, as in a report."""
+    return "" if value is None else f"{name}{'-' if first else ' '}{value + first}"
+
+
+def _without_values(says: str) -> str:
+    """A cause's sentence without the values of a run: their places are an ellipsis."""
+    return re.sub(r"\{\w+\}", "\N{HORIZONTAL ELLIPSIS}", re.sub(r"\[[^\[\]]*\{[^\[\]]*\]", "", says))
 
 
 def _verdict_data(verdict: Verdict) -> dict[str, Any]:

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
-from provision.output_text import Line, Summary
+from provision.env.text import number
+from provision.output_text import Line, Summary, size
+from provision.render import quote
 
 if TYPE_CHECKING:
     from provision.tasks.logs import Metrics
+    from provision.tasks.tensorboard import EventFile
 
 SIGNS = "▁▂▃▄▅▆▇█"
 NO_NUMBER = "x"
@@ -52,6 +55,20 @@ def metrics_lines(found: Metrics, last: int | None) -> list[Line]:
         broken = any(value is not None and not math.isfinite(value) for value in (row.loss, row.eval_loss))
         lines.append(Line(f"{row.step:>8}{text}".rstrip(), "red" if broken else "", None))
     return lines
+
+
+def events_output(written: EventFile) -> Summary:
+    """The file of ``--tensorboard``, with what it contains."""
+    data = {
+        "run": written.run,
+        "file": str(written.path),
+        "bytes": written.bytes,
+        "steps": written.steps,
+        "samples": written.samples,
+        "missing": dict(written.missing),
+    }
+    amount = f"{number(written.steps, 'step')}, {number(written.samples, 'sample')}, {size(written.bytes)}"
+    return data, f"{written.path}: {amount}; to show it: tensorboard --logdir {quote(str(written.path.parent.parent))}"
 
 
 def metrics_output(found: Metrics, last: int | None) -> Summary:

@@ -332,7 +332,7 @@ def as_data(found: Bisected, commands: Mapping[str, str]) -> dict[str, Any]:
             {"kind": each.kind, "name": each.label, "good": each.text(bad=False), "bad": each.text(bad=True)}
             for each in settings
         ],
-        "not_tested": list(found.space.hidden),
+        "not_tested": dict(found.space.untested),
         "rounds": [{**asdict(each), "settings": [settings[at].label for at in each.settings]} for each in found.rounds],
         "cause": [settings[at].label for at in found.conclusion.cause],
         "sure": found.conclusion.sure,

@@ -5,6 +5,7 @@ For a node that is down it uses the logs that an attached ``train`` wrote on thi
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from trainer.agent.contract.untrusted import UntrustedError
 if TYPE_CHECKING:
     from provision.run.found import Part, Run
     from provision.session import Session
+    from provision.tasks.runs import Runs
 
 _DEADLINE = 60.0
 _MOST = 2 << 20  # bytes of each file that are read
@@ -38,12 +40,13 @@ FILE_LIMIT = 64 << 20  # bytes of a file given by hand: its end
 Files = dict[str, str]
 
 
-def diagnose(session: Session, word: str | None) -> Diagnosis:
+def diagnose(session: Session, word: str | None, *, found: tuple[Run, Runs] | None = None) -> Diagnosis:
     """Diagnose a run in two round trips. Changes nothing.
 
     Args:
         session: the command's session.
         word: the run's id or a part of it; None: the newest.
+        found: the run, if it was searched already.
 
     Raises:
         UsageError: no run matches, or several do.
@@ -52,7 +55,7 @@ def diagnose(session: Session, word: str | None) -> Diagnosis:
     inventory = session.inventory
     with session.stage("diagnose", f"Asking {number(len(session.nodes), 'node')}", len(session.nodes)) as shown:
         try:
-            run, known = find(session, word)
+            run, known = found or find(session, word)
         except NodesFailedError as error:
             shown.states, shown.failed = error.reasons, len(error.reasons)
             shown.finish()
@@ -183,7 +186,8 @@ def evidence_of(
     ]
     unsent = kept.get("unsent")
     names = [name[:LONGEST] for name in unsent][:LISTED] if isinstance(unsent, dict) else []
-    return Evidence(tuple(found), run, state, missing, tuple(names))
+    release = re.search(r"/releases/([0-9a-f]{12})", str(kept.get("prefix") or ""))
+    return Evidence(tuple(found), run, state, missing, tuple(names), release[1] if release else "")
 
 
 def _record(name: str, files: Files, rank: int, plan: Mapping[str, Any], gone: Event | None) -> Record:

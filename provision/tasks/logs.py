@@ -280,13 +280,14 @@ def read_logs(logs: Sequence[Log], how: How = How(), *, emit: Emit) -> Metrics:
     return _checked(Metrics(series, tuple(log.name for log in logs), meter.done), how.pattern)
 
 
-def read_run(session: Session, word: str | None, how: How = How()) -> Metrics:
+def read_run(session: Session, word: str | None, how: How = How(), *, found: tuple[Run, Runs] | None = None) -> Metrics:
     """Read the numbers of a run from rank 0's node, or from this machine if no node answers.
 
     Args:
         session: the command's session.
         word: the run's id or a part of it; None: the newest.
         how: how its log is read.
+        found: the run, if it was searched already.
 
     Raises:
         UsageError: no run matches, several do, or it has printed nothing yet.
@@ -294,7 +295,7 @@ def read_run(session: Session, word: str | None, how: How = How()) -> Metrics:
     """
     with session.stage("metrics", "Asking for the run's numbers") as shown:
         try:
-            run, found = find(session, word)
+            run, known = found or find(session, word)
         except NodesFailedError as error:
             shown.states, shown.failed = error.reasons, len(error.reasons)
             shown.finish()
@@ -315,9 +316,9 @@ def read_run(session: Session, word: str | None, how: How = How()) -> Metrics:
         text = f"no numbers from {node.name}, which has them"
         failed = NodesFailedError(text, reasons=outcome.reasons, hint=f"clusterctl status {run.id}")
         return _local(session, run.id, failed, how)
-    if found.unreachable and head.rank and run.missing:
+    if known.unreachable and head.rank and run.missing:
         text = f"rank 0's node did not answer: these are the numbers of {head.node}"
-        session.warn(f"{text}; no answer from {fold(found.unreachable)}")
+        session.warn(f"{text}; no answer from {fold(known.unreachable)}")
     series, out = Series(how.rank), outcome.ok[node.name]
     events, printed = _divided(out) if pattern else ("", out)
     for text, reader in ((events, Reader()), (printed, Reader(how.every, pattern=pattern))):

@@ -21,7 +21,7 @@ from provision.run.found import LOST
 from provision.tasks.diagnose import diagnose, evidence_of, local_files, split
 from provision.tasks.logs import KEPT, read_run
 from provision.tasks.pattern import read_pattern
-from provision.tasks.runs import by_name, find, logs_folder, reader_of, run_folder
+from provision.tasks.runs import Runs, by_name, find, logs_folder, reader_of, run_folder
 from trainer.reader import Pattern, Reader, Reading, Series
 
 if TYPE_CHECKING:
@@ -57,24 +57,29 @@ def report_run(session: Session, word: str | None) -> Reported:
         UsageError: no run matches, or several do.
         NodesFailedError: no node answered.
     """
-    run, found = find(session, word)
+    found = find(session, word)
+    return Reported(gather(session, found), diagnose(session, found[0].id, found=found))
+
+
+def gather(session: Session, found: tuple[Run, Runs]) -> RunData:
+    """What the nodes of a run know of it. Changes nothing."""
+    run, known = found
     parts, missing = _gathered(session, run)
     try:
-        series = read_run(session, run.id).series
+        series = read_run(session, run.id, found=found).series
     except (UsageError, NodesFailedError):  # it has printed no number yet, or its first node did not answer
         series = Series()
     record = records.read(records.folder_of(session.inventory.path, run.id)) or {}
-    data = RunData(
+    return RunData(
         run.id,
         run.state,
         tuple(parts[name].node for name in run.nodes if name in parts and parts[name].has_files),
         tuple(series),
         counted=series.counted,
         record=record,
-        missing={**found.silent(run), **missing},
+        missing={**known.silent(run), **missing},
         files={name: text for part in parts.values() for name, text in part.configurations.items()},
     )
-    return Reported(data, diagnose(session, run.id))
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ _MODULES = ("__init__", "__main__", "top", "sampling", "processes", "contract/__
 # zipimport needs a path: the program is a file in memory.
 _LOADER = """\
 import os, sys
+if sys.version_info < (3, 8):
+    sys.exit("clusterctl top needs Python 3.8 or newer, this is %d.%d" % sys.version_info[:2])
 size, data = int(sys.argv[1]), b""
 while len(data) < size:
     part = os.read(0, size - len(data))
@@ -123,6 +125,11 @@ class Top:
             self._silent.pop(name, None)
 
 
+def connect(session: Session) -> None:
+    """Connect to the nodes: this may ask for a password or a host key, which a thread behind a screen cannot."""
+    session.work("connect", "Connecting", lambda node: session.connections[node])
+
+
 def snapshot(session: Session) -> tuple[View, Mapping[str, str]]:
     """One sample of each node, and why other nodes have none."""
     script, over = _script(session, "--once"), threading.Event()
@@ -138,7 +145,7 @@ def snapshot(session: Session) -> tuple[View, Mapping[str, str]]:
         return node_view(node.name, sample)
 
     try:
-        outcome = session.each(ask)
+        outcome = session.work("top", "Sampling", ask)
     finally:
         over.set()
     reasons = {name: str(why) for name, why in outcome.reasons.items()}

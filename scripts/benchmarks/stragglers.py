@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,12 @@ STEP = 0.2  # seconds
 BATCH = "/var/tmp/batch"  # on every node
 TRAINER = Path(__file__).resolve().parents[2] / "tests/nodes/trainers/uneven.py"
 CPU, BLKIO = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup/blkio")  # v1, as on Debian in a container
+
+
+class Nodes(launch_cluster.Cluster):
+    """The nodes, and what the run on them has printed."""
+
+    lines: launch_cluster.Lines
 
 
 def rank_pid(run: str, rank: int) -> int:
@@ -71,7 +78,7 @@ def group(root: Path, pid: int, **settings: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def quota(cluster: launch_cluster.Cluster, pid: int) -> Iterator[None]:
+def quota(cluster: Nodes, pid: int) -> Iterator[None]:
     """Less of a processor than the rank needs."""
     del cluster
     before, began = used(pid), time.monotonic()
@@ -82,16 +89,19 @@ def quota(cluster: launch_cluster.Cluster, pid: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def disk(cluster: launch_cluster.Cluster, pid: int) -> Iterator[None]:
-    """A disk that needs 40 ms for the 256 KiB of a batch."""
+def disk(cluster: Nodes, pid: int) -> Iterator[None]:
+    """A disk that reads a batch in 1.15 times the time of a step."""
+    lines = cluster.lines.text.count("\nstep ")
+    time.sleep(10)  # the measured time itself
+    pace = 10 / max(1, cluster.lines.text.count("\nstep ") - lines)
     device = cluster.folder.stat().st_dev
-    limit = f"{os.major(device)}:{os.minor(device)} {(256 << 10) * 25}"
+    limit = f"{os.major(device)}:{os.minor(device)} {int((256 << 10) / (1.15 * pace))}"
     with group(BLKIO, pid, blkio__throttle__read_bps_device=limit):
         yield
 
 
 @contextlib.contextmanager
-def data(cluster: launch_cluster.Cluster, pid: int) -> Iterator[None]:
+def data(cluster: Nodes, pid: int) -> Iterator[None]:
     """A data loader that sleeps."""
     del pid
     node = cluster.names[SLOW]
@@ -103,12 +113,12 @@ def data(cluster: launch_cluster.Cluster, pid: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def link(cluster: launch_cluster.Cluster, pid: int) -> Iterator[None]:
-    """A link that sends no more than 150 Mbit/s."""
+def link(cluster: Nodes, pid: int) -> Iterator[None]:
+    """A link that sends no more than 60 Mbit/s."""
     del pid
     node = cluster.names[SLOW]
     shape = "for each in $(ls /sys/class/net | grep -v lo); do tc qdisc %s dev $each root %s || exit 1; done"
-    if cluster.ssh(node, shape % ("replace", "tbf rate 150mbit burst 64kb latency 400ms")).finish():
+    if cluster.ssh(node, shape % ("replace", "tbf rate 60mbit burst 64kb latency 400ms")).finish():
         raise BenchError("tc failed")
     try:
         yield
@@ -117,7 +127,7 @@ def link(cluster: launch_cluster.Cluster, pid: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def core(cluster: launch_cluster.Cluster, pid: int) -> Iterator[None]:
+def core(cluster: Nodes, pid: int) -> Iterator[None]:
     """A busy process on the processor that the rank is bound to."""
     del cluster
     cores = os.sched_getaffinity(pid)
@@ -139,7 +149,7 @@ FAULTS = {each.__name__: each for each in (data, quota, disk, link, core)}
 EXPECTED = {"data": "data", "quota": "cpu", "disk": "disk", "link": "link", "core": "cpu"}
 
 
-def measure(cluster: launch_cluster.Cluster, faults: list[str], round_: float) -> Iterator[dict[str, Any]]:
+def measure(cluster: Nodes, faults: list[str], round_: float, keep: Path | None) -> Iterator[dict[str, Any]]:
     """Train with each fault in turn."""
     for node in cluster.names:
         cluster.ssh(node, f"head -c {256 << 10} /dev/urandom >{BATCH}").finish()
@@ -148,6 +158,7 @@ def measure(cluster: launch_cluster.Cluster, faults: list[str], round_: float) -
         "--env", f"CLUSTERCTL_STRAGGLER_ROUND={round_}", f"{launch_cluster.CODE}/{TRAINER.name}", "--", *words
     )
     run.lines.until(r"^step 20/")
+    cluster.lines = run.lines
     time.sleep(HEALTHY * round_)
     early = stragglers(run)
     yield {"healthy_seconds": HEALTHY * round_, "false_alarms": len(early), "events": early}
@@ -165,6 +176,9 @@ def measure(cluster: launch_cluster.Cluster, faults: list[str], round_: float) -
         seconds = None if found is None else round(found["time"] - began, 1)
         yield {"fault": name, "right": right, "seconds": seconds, "text": found and found["text"]}
     cluster.finished("stop", run.id)
+    if keep:
+        folder = cluster.box.node_root(cluster.names[0]) / str(run.record()["folder"]).lstrip("/")
+        shutil.copy(folder / "logs/node0/rounds.jsonl", keep)
 
 
 def stragglers(run: launch_cluster.Run) -> list[dict[str, Any]]:
@@ -179,13 +193,14 @@ def main() -> None:
     parser.add_argument("--clusterctl", type=Path, default=Path(sys.executable).with_name("clusterctl"))
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--round", type=float, default=20.0, help="seconds of a round")
+    parser.add_argument("--keep", type=Path, help="a file for the rounds, to be read")
     given = parser.parse_args()
     launch_cluster.TRAINERS = (*launch_cluster.TRAINERS, TRAINER)
     with (
         tempfile.TemporaryDirectory(dir="/var/tmp") as folder,  # a real disk
-        launch_cluster.Cluster(given.clusterctl, Path(folder, "c"), given.env, 3) as cluster,
+        Nodes(given.clusterctl, Path(folder, "c"), given.env, 3) as cluster,
     ):
-        for found in measure(cluster, given.faults.split(","), given.round):
+        for found in measure(cluster, given.faults.split(","), given.round, given.keep):
             print(json.dumps(found), flush=True)
 
 

@@ -146,8 +146,10 @@ def state_of(folder: Folder, run: str) -> str:
 def kill_rank(cluster: sandbox.Sandbox, node: str, run: str) -> None:
     """Kills the rank of a node."""
     script = f"grep -lz '^CLUSTERCTL_RUN={run}$' /proc/[0-9]*/environ | xargs grep -lz '^LOCAL_RANK=' 2>/dev/null"
-    found = cluster.enter(node, ["sh", "-c", script]).stdout.split()
-    cluster.enter(node, ["kill", f"-{int(signal.SIGKILL)}", min((path.split("/")[2] for path in found), key=int)])
+    found = sorted(int(path.split("/")[2]) for path in cluster.enter(node, ["sh", "-c", script]).stdout.split())
+    if not found:
+        raise SystemExit(f"scripts/pictures: no rank on {node}: the run ended before it was killed")
+    cluster.enter(node, ["kill", f"-{int(signal.SIGKILL)}", str(found[0])])
 
 
 def wait(done: Callable[[], bool], what: str) -> None:

@@ -1,5 +1,6 @@
 """The example of docs/api.md is typed and runs, on this machine alone; tests/nodes/test_api.py deploys."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -10,19 +11,21 @@ import pytest
 
 from provision import api
 
+sys.path.append(str(Path(__file__).parents[1] / "nodes"))  # last, so that they hide no module
+sys.path.append(str(Path(__file__).parents[1] / "unit"))
+
+from agents import eventually
+from tiny_env import make_env
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 CELL = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 CELLS = CELL.findall(PAGE)
 
-sys.path.append(str(ROOT / "tests" / "nodes"))  # last, so that it hides no module
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder with an environment and a script, without an inventory."""
-    from tiny_env import make_env
-
     python = make_env(tmp_path / "envs/llm") / "bin/python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     shutil.copy2(ROOT / "tests/nodes/plain_trainers/steps.py", tmp_path)
@@ -53,6 +56,10 @@ def test_the_cells_run_and_print_what_the_page_shows(folder, capsys):
         printed = capsys.readouterr().out
         assert printed == shown or not shown, code
     assert names["trained"].run in names["found_runs"].runs
+    eventually(lambda: any(path.stat().st_size for path in folder.joinpath("data").rglob("event.json")))
+    [notified] = folder.joinpath("data").rglob("event.json")
+    event = json.loads(notified.read_text())
+    assert (event["event"], event["state"], event["step"]) == ("end", "finished", 2)
 
 
 def test_the_cells_are_typed(tmp_path):

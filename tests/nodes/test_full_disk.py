@@ -1,4 +1,4 @@
-"""This machine's disk fills while a bundle is packed, made from an archive or written as one: a real, small disk."""
+"""A real, small disk fills: this machine's while a bundle is packed, made from an archive or written; and a run's."""
 
 import os
 import subprocess
@@ -12,6 +12,7 @@ from provision.env.packing.pack import PackOptions, pack
 from provision.errors import UsageError
 from provision.model import ignore
 from provision.tasks.bundles import bundle_of, pack_archive
+from trainer.agent.disks import LOW, measure
 
 pytestmark = pytest.mark.root
 
@@ -64,3 +65,19 @@ def test_an_archive_that_does_not_fit_unpacked_is_refused_and_leaves_nothing(env
     assert [path.name for path in place.iterdir()] == ["a.tar.gz"]
     enlarge()
     assert bundle_of(archive, emit=ignore).name == "a.tar.gz.ccb"
+
+
+def test_the_disk_of_a_run_is_measured_by_its_bytes_and_by_its_files(disk):
+    place, _ = disk
+    empty = measure(place / "out/later")
+    assert (empty.folder, empty.device) == (place, place.stat().st_dev)
+    assert empty.free > 0.99
+    (place / "x").write_bytes(bytes((2 << 20) - 4096))
+    full = measure(place)
+    assert full.free < LOW
+    assert full.text == "4.1 kB of 2.1 MB free"
+    (place / "x").unlink()
+    subprocess.run(["mount", "-o", "remount,nr_inodes=100", place], check=True)
+    for number in range(99):
+        (place / str(number)).touch()
+    assert measure(place).text == "0 inodes of 100 inodes free"

@@ -3,11 +3,22 @@
 import json
 import re
 import signal
+import subprocess
+import time
 
 import pytest
 from training import RUNS
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
+
+
+# TensorBoard's own reader: the scalars of a folder, by tag.
+SCALARS = """
+import json, sys
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+found = EventAccumulator(sys.argv[1], size_guidance={"scalars": 0}).Reload()
+print(json.dumps({tag: list(map(vars, found.Scalars(tag))) for tag in found.Tags()["scalars"]}))
+"""
 
 
 def losses(training, run):
@@ -23,7 +34,7 @@ def report(training, run, path):
     return path.read_text()
 
 
-def test_torn_checkpoint_is_skipped_restart_resumes_and_collect_takes_the_newest(plain_nodes, tmp_path):
+def test_torn_checkpoint_is_skipped_restart_resumes_and_collect_takes_the_newest(plain_nodes, lab_env, tmp_path):
     restarted = plain_nodes.start(
         *("train", "--nodes", "2", "--restarts", "2", "--output", "out", "--resume-arg", "--resume={checkpoint}"),
         *("steps.py", "--", "--steps", "40", "--output", "out", "--save-every", "5"),
@@ -55,6 +66,18 @@ def test_torn_checkpoint_is_skipped_restart_resumes_and_collect_takes_the_newest
     names = {path.name for path in tmp_path.rglob("*")}
     assert {"run.log", "checkpoint-40", "model.safetensors"} <= names
     assert "checkpoint-35" not in names
+    for source in (run, tmp_path / run):  # from the nodes, and from the collected files
+        written = plain_nodes.run("metrics", source, "--tensorboard", tmp_path / "events")
+        assert written.returncode == 0, written.stderr
+        read = [lab_env / "bin/python", "-c", SCALARS, tmp_path / "events" / run]
+        tags = json.loads(subprocess.run(read, check=True, capture_output=True, text=True).stdout)
+        found = {each["step"]: each["value"] for each in tags["train/loss"]}
+        assert found == pytest.approx(losses(plain_nodes, run))
+        assert len(found) == len(tags["train/loss"])  # also of the steps that were repeated after the kill
+        times = [each["wall_time"] for each in tags["train/loss"]]
+        assert time.time() - 600 < times[0] < times[-1] < time.time()
+        assert times == sorted(times)
+        assert {"node/node01/memory_gib", "node/node02/memory_gib"} <= set(tags)
 
 
 def test_a_run_of_two_nodes_resumes_on_one(plain_nodes):

@@ -4,6 +4,7 @@ Real agents, ssh and network on two nodes, with a trainer that takes ten steps a
 Each half of an agent and each launcher is killed in tests/unit/test_agent_nodes.py.
 """
 
+import json
 import signal
 import subprocess
 import time
@@ -80,15 +81,27 @@ def test_run_survives_its_command_and_network_and_a_later_failure_stops_all_node
     assert '"failed"' in shown.stdout, shown.stdout
 
 
-def test_node_without_power_stops_the_others(training, attached):
+def test_node_without_power_stops_the_others_and_one_of_them_notifies(training):
+    """Rank 0's node, which decides and notifies otherwise."""
+    notify = 'cat >>"$HOME/notified"'
+    options = ("--nodes", "2", "--lost-after", "5", "--notify", notify)
+    attached = training.start("train", *options, *LONG, until=r"step 25 ")
+    run = training.last_run().name
     try:
-        training.box.power_off("node02")
-        training.gone_within(5 + FAST, among=["node01"])  # --lost-after 5
+        training.box.power_off("node01")
+        training.gone_within(5 + FAST, among=["node02"])  # --lost-after 5
+        read = ["cat", "/home/trainer/notified"]
+        wait_until(lambda: training.box.enter("node02", read).returncode == 0, "node02 notifies", 30)
         # The command still looks for the node that is off; the user may interrupt it.
     finally:
-        training.box.power_on("node02")
+        training.box.power_on("node01")
     assert attached.finish() == 6, attached.output
-    assert "node02" in attached.output
+    assert "node01" in attached.output
+    [event] = map(json.loads, training.on("node02", *read).splitlines())
+    assert (event["event"], event["state"], event["run"], event["node"]) == ("failure", "failed", run, "node01")
+    assert event["text"] == "its agent died without reporting"
+    attached.end()
+    training.run("stop", run)
 
 
 def test_broken_network_between_the_nodes_stops_both(training, attached):

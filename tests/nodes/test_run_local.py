@@ -118,6 +118,13 @@ def test_compare_and_bisect_resumes_after_ctrl_c(alone, monkeypatch):
     )
     assert re.search(r"variables: .*\n  UNUSED +1 +-> 2\n", compared.stdout)
     assert "packages:" not in compared.stdout
+    kept = next((alone.folder / "runs").glob("*-bad-*/run.json"))
+    hidden = kept.rename(kept.with_name("hidden"))
+    asked = alone.run("compare", "good", "bad")
+    assert asked.returncode == 0, asked.stderr
+    assert "this machine has no record of it" in asked.stdout
+    assert "because the record of BAD lacks them: arguments" in asked.stdout
+    hidden.rename(kept)
     argv = ("compare", "good", "bad", "--bisect", "--json", "--", "tiny.py", "--steps", "2")
     for name, value in alone.environ.items():
         monkeypatch.setenv(name, value)

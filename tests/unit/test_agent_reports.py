@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,7 +15,9 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 
 from agents import Run, eventually, plan_of
 
+from trainer.agent import disks as disks_module
 from trainer.agent import notify, textfile
+from trainer.agent.disks import Disk
 from trainer.agent.run_files import Events, NodePlan
 
 SLEEPS = "import time; print('ready', flush=True); time.sleep(600)"
@@ -142,6 +145,8 @@ def test_killed_agent_is_reported_by_its_guard(run, tmp_path):
         (1, {"event": "notice", "text": "x", "kind": "restart"}, False, None),
         (1, {"event": "notice", "text": "x", "kind": "disk_full"}, False, "disk_full"),
         (1, {"event": "notice", "text": "x", "kind": "slowdown"}, False, "slowdown"),
+        (0, {"event": "straggler", "state": "slow", "node": "n3", "rank": 3, "text": "x"}, False, "slowdown"),
+        (0, {"event": "straggler", "state": "over", "node": "n3", "rank": 3, "text": "x"}, False, None),
         (1, {"event": "hang", "kind": "silent", "rank": 2, "text": "x"}, False, "hang"),
         (0, {"event": "notice", "text": "x"}, False, None),
         (0, {"event": "notice", "text": "x", "kind": "other"}, False, None),
@@ -211,3 +216,75 @@ def test_number_of_events_is_bounded_and_the_end_is_always_reported(tmp_path, mo
         )
     )
     assert sorted(json.loads(line)["event"] for line in found) == ["failure", "hang", "hang"]
+
+
+# --- full disks ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disks(tmp_path, monkeypatch):
+    """The disks of a run whose checkpoints are elsewhere; ``free`` has the free shares of both."""
+    plan = node_plan(tmp_path, resume={"output": "/checkpoints", "argv": [], "env": {}, "known": True})
+    free = {str(tmp_path): 0.5, "/checkpoints": 0.5}
+
+    def measure(folder):
+        value = free[str(folder)]
+        if isinstance(value, threading.Event):
+            value.wait()
+            value = 0.0
+        return Disk(hash(str(folder)), folder, value, f"{value} free")
+
+    monkeypatch.setattr(disks_module, "measure", measure)
+    watched = disks_module.Disks(plan, Events(tmp_path))
+
+    def look(times=2):
+        for _ in range(times):
+            watched.look()
+            eventually(lambda: not any(each.name == "disks" for each in threading.enumerate()))
+        lines = (tmp_path / "events.jsonl").read_text().splitlines()
+        return [(each["kind"], each["text"]) for each in map(json.loads, lines)]
+
+    return watched, free, look
+
+
+def test_full_disk_of_the_checkpoints_is_reported_once_until_it_is_emptied(disks, tmp_path):
+    _, free, look = disks
+    assert look() == []
+    free["/checkpoints"] = 0.019
+    text = "the disk of /checkpoints is almost full: 0.019 free. Free some space before the next checkpoint"
+    assert look(5) == [("disk_full", text)]
+    free["/checkpoints"] = 0.03
+    assert len(look()) == 1
+    free["/checkpoints"] = 0.05
+    look()
+    free["/checkpoints"] = free[str(tmp_path)] = 0.0
+    assert [part for _, part in look()[1:]] == [
+        f"the disk of {tmp_path} is almost full: 0.0 free. Free some space before the next checkpoint",
+        "the disk of /checkpoints is almost full: 0.0 free. Free some space before the next checkpoint",
+    ]
+
+
+def test_a_disk_that_does_not_answer_delays_nothing(disks):
+    watched, free, look = disks
+    free["/checkpoints"] = answer = threading.Event()
+    for _ in range(3):
+        watched.look()
+    assert [each.name for each in threading.enumerate()].count("disks") == 1
+    answer.set()
+    assert len(look()) == 1
+
+
+@pytest.mark.parametrize(
+    ("mount", "expected"),
+    [
+        ("8:1 / / rw - ext4 /dev/sda1 rw", False),
+        ("8:1 / /data rw shared:1 - nfs4 10.0.0.1:/data rw", True),
+        ("8:1 / /data rw - lustre 10.0.0.1@o2ib:/scratch rw", True),
+        ("8:1 / /data rw - cifs //nas/data rw", True),
+        ("8:1 / /data rw - gpfs scratch rw", True),
+        ("8:2 / /data rw - nfs4 10.0.0.1:/data rw", False),
+        ("8:1", False),
+    ],
+)
+def test_file_systems_on_the_network(mount, expected):
+    assert disks_module.on_network(os.makedev(8, 1), f"\n21 1 {mount}\n") == expected

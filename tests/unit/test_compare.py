@@ -92,6 +92,8 @@ trees = st.recursive(leaves, lambda each: st.lists(each) | st.dictionaries(st.sa
 
 @given(trees)
 def test_any_record_can_be_compared(record):
+    if isinstance(record, dict):
+        assert space(record, record, ()).settings == ()
     content = record if isinstance(record, dict) else {"packages": record, "preflight": record, "argv": record}
     assert differences(content, content).differences == ()
 
@@ -104,6 +106,8 @@ def test_a_thousand_nodes_are_folded():
     found = differences(one, other)
     assert [each.name for each in found.differences] == ["order of the nodes"]
     assert found.differences[0].values == ("by name", "gpu0001 is rank 0, gpu0000 is rank 1")
+    other["hardware"] = [group(*names[1:], kernel="6.1"), group(names[0], kernel="5.9")]
+    assert differences(one, other).differences[0].values[1] == "5.9 (gpu0000), 6.1 (gpu[0001-0999])"
     other["hardware"] = [group(name, kernel=name) for name in names]
     assert len(json.dumps([each.values for each in differences(one, other).differences])) < 2000
 
@@ -138,13 +142,18 @@ def test_a_mixture_has_the_arguments_of_both_runs():
 def test_a_configuration_is_mixed_by_its_values():
     good = record_of("a.yaml", settings={"learning_rate": 1e-4, "bf16": True, "output_dir": "/o", "hub": "***"})
     bad = record_of(
-        "b.yaml", settings={"learning_rate": 1e-3, "output_dir": "/p", "hub": "x"}, prefix="/opt/releases/bb"
+        "b.yaml", settings={"learning_rate": 1e-3, "output_dir": "/p", "hub": "x", "warmup_steps": 3, "a.b": 1}
     )
+    bad["prefix"] = "/opt/releases/bb"
     found = space(good, bad, ())
-    assert [each.name for each in found.settings] == ["learning_rate", "bf16", "release"]
-    assert found.hidden == ("hub",)
-    assert found.mixture((0,)).words == ("a.yaml", "learning_rate=0.001", "bf16=true")
-    assert found.mixture((1,)).words == ("a.yaml", "learning_rate=0.0001", "bf16=null")
+    assert [each.name for each in found.settings] == ["learning_rate", "warmup_steps", "release"]
+    assert found.untested == {
+        "bf16": "train cannot remove a key of a configuration",
+        "hub": "records have no secrets",
+        "a.b": "it is a part of a value",
+    }
+    assert found.mixture((0,)).words == ("a.yaml", "learning_rate=0.001")
+    assert found.mixture((1,)).words == ("a.yaml", "learning_rate=0.0001", "warmup_steps=3")
     assert found.mixture((2,)).prefix == "/opt/releases/bb"
 
 

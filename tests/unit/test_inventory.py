@@ -104,7 +104,7 @@ def test_commands_of_the_documentation_load(write):
     page = DOCUMENTATION.with_name("runs.md").read_text().split("## Notifications")[1].split("## History")[0]
     blocks = page.split("```text\n")[1:]
     commands = [load(write(HEAD + NODES + "\n" + block.split("```")[0])).notify for block in blocks]
-    assert [command.split()[0] for command in commands] == ["curl", "(printf"]
+    assert [command.split()[0] for command in commands] == ["curl", "(printf", "case", "python3"]
     assert load(write(HEAD + NODES + "textfile: /srv/prom")).textfile == PurePosixPath("/srv/prom")
 
 

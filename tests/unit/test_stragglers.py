@@ -2,7 +2,9 @@
 
 import json
 import random
+import socket
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -11,8 +13,9 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 
 from agents import plan_of
 
-from trainer.agent.rounds import Pace, from_object, join, round_seconds, to_object
-from trainer.agent.signals import foreign_shares, gpu_of, queues
+from trainer.agent.queues import Queues, plain, sockets
+from trainer.agent.rounds import Steps, from_object, join, round_seconds, to_object
+from trainer.agent.signals import foreign_shares, gpu_of
 from trainer.agent.stragglers import CONSISTENT, Gpu, Rank, Round, Track, advance, sentence
 
 RECORDED = Path(__file__).parent / "recorded_stragglers"
@@ -119,7 +122,9 @@ def test_cards_of_unequal_clocks_are_healthy_until_one_changes():
 def test_gpu_without_work_is_named_while_the_others_spin():
     slow = ranks({"gpu": FAST_GPU}, {"gpu": FAST_GPU._replace(use=0.8), "run": 0.35, "data": 0.15}, {"gpu": FAST_GPU})
     ((_, verdict, _),) = news_of([slow] * 7)
-    assert (verdict.rank, verdict.measure, verdict.cause) == (1, "idle", "data")
+    assert (verdict.rank, verdict.cause) == (1, "data")
+    hidden = ranks({"gpu": FAST_GPU}, {"gpu": FAST_GPU, "data": 0.15}, {"gpu": FAST_GPU})
+    assert news_of([hidden] * 30) == []  # its GPU works in the meantime
 
 
 def test_power_of_the_others_falls():
@@ -164,11 +169,35 @@ TCP = """\
 """
 
 
-def test_queues_of_sockets():
-    assert queues(TCP) == ({"0100000A"}, {"0200000A": 0x100010})
-    mapped = TCP.replace("0100000A:", "0000000000000000FFFF00000100000A:")
-    assert queues(mapped)[0] == {"0100000A"}
-    assert queues("") == queues("garbage\nmore 1 2\n") == (set(), {})
+def test_established_connections_to_other_nodes():
+    assert [(each.local, each.remote_port) for each in sockets(TCP)] == [("0100000A", 0x9000)] * 2
+    assert sockets("") == sockets("garbage\nmore 1 2\n") == []
+    assert plain("0000000000000000FFFF00000100000A:8000") == plain("0100000A:1") == "0100000A"
+
+
+def filled(sock):
+    """Send until the other end, which does not read, takes no more."""
+    sock.setblocking(False)
+    with suppress(BlockingIOError):
+        while True:
+            sock.send(b"x" * (1 << 16))
+
+
+def test_data_that_waits_in_sockets_is_seen():
+    with ExitStack() as stack:
+        keep = stack.enter_context
+        plain_server = keep(socket.create_server(("127.0.0.2", 0)))
+        mapped_server = keep(socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True))
+        for address, server in (("127.0.0.2", plain_server), ("127.0.0.3", mapped_server)):
+            place = (address, server.getsockname()[1])
+            keep(socket.create_connection(place, source_address=("127.0.0.1", 0)))
+            sender = keep(server.accept()[0])
+            filled(sender)
+        queues = Queues()
+        stack.callback(queues.close)
+        for now in (0.0, 1.0):  # with a new list of sockets, and with a known one
+            assert queues.look(now)["0100007F"] > 2 * (64 << 10)
+        assert {"0200007F", "0300007F"} <= queues.own
 
 
 @pytest.mark.parametrize(
@@ -189,12 +218,12 @@ def test_join_drops_what_no_agent_sends():
 
 
 def test_rounds_without_steps_do_not_count():
-    pace = Pace()
-    assert not pace.steady(0, 20)
+    steps = Steps()
+    assert not steps.steady(0, 20)
     for second in range(0, 100, 10):
-        pace.step(second)
-    assert pace.steady(115, 20)
-    assert not pace.steady(121, 20)  # rank 0 saves a checkpoint that nothing announces
+        steps.step(second)
+    assert steps.steady(115, 20)
+    assert not steps.steady(121, 20)  # rank 0 saves a checkpoint that nothing announces
 
 
 def test_seconds_of_a_round():
@@ -236,6 +265,14 @@ def test_second_process_on_one_of_two_h100_is_named():
     found = news_of(rounds)
     assert [(verdict.rank, verdict.cause, named) for _, verdict, named in found] == [(1, "shared GPU", True)]
     assert found[0][0] >= heavy
+
+
+def test_faults_of_a_real_training_are_named_as_the_agent_recorded_them():
+    """scripts/benchmarks/stragglers_gpu.py on two H100 with rounds of 10 s: a second process, then a data loader."""
+    found = news_of([from_object(each) for each in recorded("faults_h100.jsonl")])
+    assert [(verdict.rank, verdict.cause, named) for _, verdict, named in found] == [
+        (1, "shared GPU", True), (1, "shared GPU", False), (1, "data", True),
+    ]  # fmt: skip
 
 
 def test_power_alone_shows_the_waiting_h100():

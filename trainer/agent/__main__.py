@@ -44,7 +44,7 @@ Events, each with ``event``, ``time`` in seconds since the epoch, and ``attempt`
 ``progress`` ``step total loss lr epoch …``         a line of the trainer's own log; null: not a finite number
 ``phase`` ``phase``                                 what the run is doing, see ``silence.py``
 ``dropped`` ``lines``                               lines dropped because they came too fast or the disk was full
-``notice`` ``text level kind``                      a warning while the run continues; level "info": no problem;
+``notice`` ``text level kind why``                  a warning while the run continues; level "info": no problem;
                                                     kind: restart, disk_full or slowdown, which ``--notify`` reports
 ``hang`` ``kind rank text stacks``                  see ``hangs.py``
 ``straggler`` ``state rank node kind by text``      the rank that the others wait for; kind: the cause; state: slow or

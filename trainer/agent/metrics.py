@@ -10,6 +10,7 @@ import json
 import os
 from typing import Any, Dict
 
+from .disks import Disks
 from .notify import DISK_FULL
 from .processes import Stat
 from .run_files import Events, NodePlan
@@ -55,6 +56,7 @@ class Metrics:
         self._path = str(plan.logs / "metrics.jsonl")
         self._sampler = Sampler(plan.data.first_rank, str(plan.folder))
         self._control, self._events, self._textfile = control, events, textfile
+        self._disks = Disks(plan, events)
         self._known: Dict[str, Any] = {}  # of the progress
         self._due = 0.0
         self._writes = True
@@ -68,6 +70,7 @@ class Metrics:
         if now < self._due:
             return {}
         self._due = now + EVERY
+        self._disks.look()
         sample = dict(self._sampler.sample(members), attempt=self._events.attempt, **self._known)
         if communicates(sample):
             self._control.last_traffic = now

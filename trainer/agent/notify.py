@@ -8,8 +8,8 @@ The command receives the event as JSON on stdin and in variables. It does not ge
 this variable belongs to the run and ends with it. The shell reads the command from a pipe, because all users of a node
 can read a process's arguments.
 
-The end of a run and its restarts are reported by rank 0's node; if its agent is lost, by the node of rank 1. Hangs and
-full disks are reported by the node that notices them.
+The end of a run and its restarts are reported by rank 0's node; if its agent is lost, by the node of rank 1. Other
+events are reported by the node that notices them.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def round_seconds(plan: Plan) -> float:
     return seconds if 0 < seconds < 3600 else 0.0
 
 
-class Pace:
-    """The steps of a run, and whether they arrive at their usual pace. ``now`` is a monotonic clock."""
+class Steps:
+    """The times of the steps of a run, and whether they arrive at their usual pace. ``now`` is a monotonic clock."""
 
     def __init__(self) -> None:
         self._at: Optional[float] = None
@@ -75,7 +75,7 @@ class Stragglers:
         self._due: Optional[float] = None
         self._signals = Signals()
         self._track = Track()
-        self._pace = Pace()
+        self._steps = Steps()
         self._trained = True  # in all of this round
         control.rounds.clear()
 
@@ -97,9 +97,9 @@ class Stragglers:
             self._events.emit("notice", text=text)
 
     def _look(self, phase: str, stepped: Optional[float], now: float) -> None:
-        self._pace.step(stepped)
+        self._steps.step(stepped)
         self._signals.watch(dict(self._tracker.ranks), self._tracker.known)
-        self._trained = self._trained and phase == TRAINING and self._pace.steady(now, self._round)
+        self._trained = self._trained and phase == TRAINING and self._steps.steady(now, self._round)
         if self._due is not None and now < self._due:
             return
         first, self._due = self._due is None, now + self._round

@@ -32,10 +32,11 @@ import time
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from .processes import Stat, environment_of, read
+from .queues import Queues
 
 SAMPLES = 32.0  # looks at ranks per second, all ranks together; at most
 FASTEST = 0.2  # seconds between looks at one rank, on average
-QUEUE_SHARE = 0.001  # of one core that reading /proc/net/tcp may take: it is long on a machine with many sockets
+QUEUES = 0.4  # seconds between looks at the sockets
 QUEUED = 16 << 10  # bytes in a socket that count as waiting
 WORKERS = 8  # of a rank that are looked at
 THREADS = 128  # of a rank
@@ -116,30 +117,6 @@ def state_of(pid: int) -> str:
     return read("/proc/%d/stat" % pid).rpartition(b")")[2].split(None, 1)[:1][0].decode() if pid else ""
 
 
-def queues(text: str) -> Tuple[Set[str], Dict[str, int]]:
-    """From /proc/net/tcp or tcp6: this node's addresses, and by other addresses the bytes that wait for them.
-
-    Addresses stay as the kernel prints them. An IPv4 address in an IPv6 socket becomes the plain one.
-    """
-    own: Set[str] = set()
-    waiting: Dict[str, int] = {}
-    for line in text.splitlines()[1:]:
-        fields = line.split(None, 5)
-        if len(fields) < 5 or fields[3] != "01":  # established
-            continue
-        local, remote = _plain(fields[1]), _plain(fields[2])
-        if local == remote:
-            continue
-        own.add(local)
-        waiting[remote] = waiting.get(remote, 0) + int(fields[4].partition(":")[0], 16)
-    return own, waiting
-
-
-def _plain(place: str) -> str:
-    address = place.partition(":")[0]
-    return address.removeprefix("0000000000000000FFFF0000")
-
-
 class Watched(NamedTuple):
     """A rank to look at: its main process, the workers of its DataLoader, and the index of its GPU."""
 
@@ -167,7 +144,7 @@ class Signals:
         self._counts: Dict[int, Dict[str, int]] = {}
         self._queued: Dict[str, int] = {}
         self._looks = 0
-        self._own: Set[str] = set()
+        self._sockets = Queues()
         self._before: Dict[int, _Counters] = {}
         self._gpus: Dict[int, List[Dict[str, Any]]] = {}
         self._processes = GpuProcesses()
@@ -205,7 +182,7 @@ class Signals:
             counts, self._counts = self._counts, {}
             queued, self._queued = self._queued, {}
             looks, self._looks = self._looks, 0
-            own = sorted(self._own)[:_ADDRESSES]
+            own = sorted(self._sockets.own)[:_ADDRESSES]
         gpus, self._gpus = self._gpus, {}
         foreign = self._processes.shares() if gpus else {}
         now = {each.rank: _count(each) for each in self._watched}
@@ -231,7 +208,7 @@ class Signals:
 
     def _run(self) -> None:
         """Look at the ranks until the end, at random times: a step's own rhythm must not matter."""
-        due = pause = 0.0
+        due = 0.0
         while not self._over.wait(self._pause()):
             for each in self._watched:
                 what = waits_for(each.pid, each.workers)
@@ -241,26 +218,20 @@ class Signals:
                     if what:
                         count[what] += 1
             if time.monotonic() >= due:
-                began = time.thread_time()
                 self._look_at_queues()
-                pause = max(FASTEST, (time.thread_time() - began) / QUEUE_SHARE)
-                due = time.monotonic() + pause
+                due = time.monotonic() + QUEUES
+        self._sockets.close()
 
     def _pause(self) -> float:
         spread = random.uniform(0.5, 1.5)  # noqa: S311 - no secret
         return spread * max(FASTEST, len(self._watched) / SAMPLES)
 
     def _look_at_queues(self) -> None:
-        waiting: Dict[str, int] = {}
-        for name in ("/proc/net/tcp", "/proc/net/tcp6"):
-            own, found = queues(read(name).decode("ascii", "replace"))
-            self._own |= own
-            for address, size in found.items():
-                waiting[address] = waiting.get(address, 0) + size
+        waiting = self._sockets.look(time.monotonic())
         with self._lock:
             self._looks += 1
             for address, size in waiting.items():
-                if size >= QUEUED and len(self._queued) < 1 << 12:
+                if size >= QUEUED:
                     self._queued[address] = self._queued.get(address, 0) + 1
 
 

@@ -7,7 +7,8 @@ ahead of the median of the others.
 =========  ============================================================================================
 ``clock``  the clock of its GPU is lower
 ``busy``   its main thread works, waits for a processor, for data or for a disk, while those of others
-           wait for another rank
+           wait for another rank. With a GPU only these waits: who waits for a GPU spins, and seems to work
+``run``    its main thread runs longer than it used to
 ``idle``   its GPU has nothing to do, while NCCL's kernels keep those of the others busy
 ``share``  another process uses its GPU
 ``power``  its GPU draws its usual power and those of the others less: a waiting NCCL kernel draws little
@@ -91,8 +92,8 @@ class Rank(NamedTuple):
 
     @property
     def busy(self) -> float:
-        """The part of the round in which it does not wait for other ranks."""
-        return self.run + self.delay + self.data + self.disk
+        """The part of the round in which it does not wait for other ranks, as far as it is known."""
+        return (self.run if self.gpu is None else 0.0) + self.delay + self.data + self.disk
 
 
 class Round(NamedTuple):
@@ -219,10 +220,11 @@ _SHARE = _Measure(
     MEAN,
 )
 _BUSY = _Measure("busy", lambda one: {rank: each.busy for rank, each in one.ranks.items()}, EACH, MEAN)
+_RUN = _Measure("run", lambda one: {rank: each.run for rank, each in one.ranks.items() if each.gpu is None}, EACH, MEAN)
 _IDLE = _Measure("idle", _idle, EACH, MEAN)
 _POWER = _Measure("power", _power, POWER_EACH, POWER_MEAN, relative=True)
 _QUEUE = _Measure("queue", _queues, EACH, MEAN)
-_ORDER = (_SHARE, _CLOCK, _BUSY, _IDLE, _POWER)
+_ORDER = (_SHARE, _CLOCK, _BUSY, _RUN, _IDLE, _POWER)
 _MEASURES = {each.name: each for each in (*_ORDER, _QUEUE)}
 
 
@@ -302,31 +304,56 @@ def _verdict(
     leads: Sequence[float],
     grown: Optional[Sequence[float]],
 ) -> Optional[Verdict]:
-    leads_now, changed = _consistent(measure, leads), _changed(measure, first, rank, grown)
-    if not leads_now and not changed:
-        return None
     found = Verdict(rank, last[-1].ranks[rank].node, measure.name, "", _mean(leads), "")
-    now = found._replace(by=_mean(grown or ()), changed=True)
+    if _consistent(measure, leads):
+        cause = _cause_of_lead(measure, last, rank, found.by)
+        if cause is not None:
+            return found._replace(cause=cause[0], detail=cause[1])
+    if _changed(measure, first, rank, grown):
+        by = _mean(grown or ())
+        # A rank may have more work than before while others still have more than it.
+        cause = _cause_of_change(measure, first, last, rank, by) if found.by > 0 or measure is _POWER else None
+        if cause is not None:
+            return found._replace(cause=cause[0], detail=cause[1], by=by, changed=True)
+    return None
+
+
+_FOREIGN = (SHARE, "another process uses its GPU")
+
+
+def _cause_of_lead(measure: _Measure, last: Sequence[Round], rank: int, lead: float) -> Optional[Tuple[str, str]]:
+    """The cause that explains a lead, whatever was before; None if it may be the rank's usual work."""
     if measure is _SHARE:
-        return found._replace(cause=SHARE, detail="another process uses its GPU") if leads_now else None
-    if measure is _POWER:
-        if not changed or not _others_fell(first, last, rank):
-            return None
-        if _memory_grew(first, last, rank):
-            return now._replace(cause=SHARE, detail="another process uses its GPU")
-        return now._replace(cause=COMPUTE, detail="its GPU needs longer")
+        return _FOREIGN
     if measure is _CLOCK:
-        cards = [card for card in (one.ranks[rank].gpu for one in last) if card is not None]
-        detail = "its GPU runs at %d MHz" % _mean([card.clock or 0.0 for card in cards])
-        if leads_now and all(card.slowed >= SLOWED for card in cards):
-            return found._replace(cause=CLOCK, detail=detail)
-        return now._replace(cause=CLOCK, detail=detail) if changed and now.by >= CLOCK_ALONE else None
-    cause, detail, part = _host_cause(last, rank)
-    if leads_now and part >= max(EACH, OWN_CAUSE * found.by):
-        return found._replace(cause=cause, detail=detail)
-    if not changed or found.by <= 0:  # it has more work than before, and others still have more
-        return None
-    return now._replace(cause=COMPUTE, detail="its own work takes longer")
+        return _slow_clock(last, rank) if all(card.slowed >= SLOWED for card in _cards(last, rank)) else None
+    if measure in (_BUSY, _IDLE) and _gpu_waits(last, rank):
+        cause, detail, part = _host_cause(last, rank)
+        return (cause, detail) if part >= max(EACH, OWN_CAUSE * lead) else None
+    return None
+
+
+def _cause_of_change(
+    measure: _Measure, first: Sequence[Round], last: Sequence[Round], rank: int, by: float
+) -> Optional[Tuple[str, str]]:
+    """The cause of a lead that has grown."""
+    if measure is _POWER:
+        if not _others_fell(first, last, rank):
+            return None
+        return _FOREIGN if _memory_grew(first, last, rank) else (COMPUTE, "its GPU needs longer")
+    if measure is _CLOCK:
+        return _slow_clock(last, rank) if by >= CLOCK_ALONE else None
+    if measure is _RUN:
+        return COMPUTE, "its own work takes longer"
+    return (COMPUTE, "its GPU waits for work") if measure is _IDLE else None
+
+
+def _cards(last: Sequence[Round], rank: int) -> List[Gpu]:
+    return [card for card in (one.ranks[rank].gpu for one in last) if card is not None]
+
+
+def _slow_clock(last: Sequence[Round], rank: int) -> Tuple[str, str]:
+    return CLOCK, "its GPU runs at %d MHz" % _mean([card.clock or 0.0 for card in _cards(last, rank)])
 
 
 def _host_cause(last: Sequence[Round], rank: int) -> Tuple[str, str, float]:
@@ -346,6 +373,13 @@ def _host_cause(last: Sequence[Round], rank: int) -> Tuple[str, str, float]:
         return CPU, "its cgroup uses up its CPU quota", waits
     share = percent(max(_mean([each.delay for each in own]), _mean([each.stall for each in own])))
     return CPU, "it waits for a processor %s of the time" % share, waits
+
+
+def _gpu_waits(last: Sequence[Round], rank: int) -> bool:
+    """Whether a rank's GPU is used less than those of the others; true without GPUs."""
+    each = [ahead(_idle(one)).get(rank) for one in last]
+    known = [lead for lead in each if lead is not None]
+    return _mean(known) >= EACH if known else last[-1].ranks[rank].gpu is None
 
 
 def _others_fell(first: Sequence[Round], last: Sequence[Round], rank: int) -> bool:
@@ -428,7 +462,8 @@ def sentence(verdict: Verdict) -> str:
     if verdict.cause == LINK:
         amount = ""
     command = NEXT[verdict.cause].format(rank=verdict.rank, node=verdict.node)
-    return "%s%s (%s: %s). On %s: %s" % (who, amount, cause, verdict.detail, verdict.node, command)
+    place = "Run" if command.startswith("clusterctl") else "On %s" % verdict.node
+    return "%s%s (%s: %s). %s: %s" % (who, amount, cause, verdict.detail, place, command)
 
 
 def over(verdict: Verdict) -> str:

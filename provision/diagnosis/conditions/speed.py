@@ -77,7 +77,7 @@ RULES = (
         look=_straggler,
         fix=(
             "run the named command on that node, and clusterctl check --limit NODE",
-            "without an obvious fix: clusterctl stop RUN --save, then clusterctl resume RUN without that node",
+            "if nothing helps: clusterctl stop RUN --save, then clusterctl resume RUN --exclude NODE",
         ),
     ),
     Rule(
