@@ -42,6 +42,7 @@ WITH_INVENTORY = (
     "run",
     "runs list",
     "runs prune",
+    "save",
     "services apply",
     "services status",
     "services undo",

@@ -1,4 +1,4 @@
-"""``clusterctl status`` and ``stop``."""
+"""``clusterctl status``, ``save`` and ``stop``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from provision.errors import InterruptedByUser, NodesFailedError, UsageError
 from provision.inventory import fold
 from provision.output import Reporter
 from provision.output_text import Line
-from provision.summaries.runs import run_output, stop_output
+from provision.summaries.runs import run_output, save_output, stop_output
 from provision.summaries.status import status_output
 from provision.tasks.runs import RunStatus, Status, run_status, status, stop
+from provision.tasks.save import save_run
 
 if TYPE_CHECKING:
     from provision.run.found import Run
     from provision.session import Session
 
+_QUESTIONS = {"stop": "Stop it on every node?", "save": "Save a checkpoint and continue?"}
 WATCH = 2.0  # seconds between two refreshes of status --watch
 
 
@@ -71,6 +73,22 @@ def _show_status(reporter: Reporter, session: Session, run: str | None, *, again
     return found
 
 
+@click.command("save")
+@on_nodes
+@click.option("--yes", is_flag=True, help="Do not ask. As root, also for runs of other users.")
+@click.argument("run", required=False)
+@reporting
+def save_command(reporter: Reporter, selection: Selection, run: str | None, *, yes: bool) -> None:
+    """Let a running trainer save a checkpoint and continue.
+
+    Only trainer.lm and trainer.vlm can; others only save while they stop (stop --save). RUN is a run's id or part of
+    it. The default is the only running run, after a confirmation.
+    """
+    with selection.session_or_here(reporter) as session:
+        result = save_run(session, run, others_too=yes, ask=None if yes else ask_which_run(reporter, "save"))
+    reporter.result(*save_output(result))
+
+
 @click.command("stop")
 @on_nodes
 @click.option("--save", is_flag=True, help="Save a checkpoint first.")
@@ -96,8 +114,8 @@ def stop_command(
     result.raise_failed()
 
 
-def ask_which_run(reporter: Reporter) -> Callable[[Sequence[Run]], Run] | None:
-    """A prompt for the run to stop, with a confirmation; None without a terminal."""
+def ask_which_run(reporter: Reporter, what: str = "stop") -> Callable[[Sequence[Run]], Run] | None:
+    """A prompt for the run to stop or save, with a confirmation; None without a terminal."""
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return None
 
@@ -109,12 +127,12 @@ def ask_which_run(reporter: Reporter) -> Callable[[Sequence[Run]], Run] | None:
                 head = f"{number}  " if len(runs) > 1 else ""
                 click.echo(f"{head}{run.id}  on {fold(run.nodes)}, of {run.owner}{at}", err=True)
             if len(runs) == 1:
-                if click.confirm("Stop it on every node?", default=False, err=True):
+                if click.confirm(_QUESTIONS[what], default=False, err=True):
                     return runs[0]
             else:
-                typed = click.prompt(f"Which one to stop? [1-{len(runs)}]", default="", show_default=False, err=True)
+                typed = click.prompt(f"Which one to {what}? [1-{len(runs)}]", default="", show_default=False, err=True)
                 if typed.strip().isascii() and typed.strip().isdigit() and 1 <= int(typed) <= len(runs):
                     return runs[int(typed) - 1]
-        raise InterruptedByUser("nothing was stopped")
+        raise InterruptedByUser("nothing was stopped" if what == "stop" else "nothing was done")
 
     return ask

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 
-from provision.cli.monitor_app import Pane
+from provision.cli.monitor_panes import Pane
 from provision.output_text import Line
 from provision.summaries.top import TABLES, top_head
 

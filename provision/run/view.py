@@ -147,6 +147,11 @@ class Watched:
         """Where the next answer of a node continues."""
         return self._nodes[name].offsets
 
+    @property
+    def complete(self) -> bool:
+        """Whether every node has answered, or is known not to."""
+        return all(known.silent or known.offsets.log >= 0 for known in self._nodes.values())
+
     def silence(self, name: str, reason: str) -> None:
         """Record that a node does not answer."""
         self._nodes[name].silent = short(reason.partition("\n")[0])
@@ -156,15 +161,18 @@ class Watched:
         known = self._nodes[name]
         known.silent = ""
         head, _, log = out.partition("\nlog\n")
-        for part in parse_runs(name, head, self._names).parts:
+        head, _, events = head.partition("\nevents\n")
+        state, _, samples = head.partition("\nsamples\n")
+        listed = "\n".join([state, *(f"sample {line}" for line in samples.splitlines())])
+        for part in parse_runs(name, listed, self._names).parts:
             if part.run == self.run.id and part.node == name:
                 known.part = part
                 newest = known.samples[-1].get("time") if known.samples else None
                 known.samples.extend(one for one in part.samples if _newer(one.get("time"), newest))
-        for line in head.splitlines():
-            if line.startswith("event ") and (event := fields.read(line[6:])) is not None:
+        for line in events.splitlines():
+            if (event := fields.read(line)) is not None:
                 self._happened(name, event)
-        ends = _ENDS.search(head)
+        ends = _ENDS.search(events or head)
         if ends is None:
             return
         first, last = int(ends[2]), int(ends[3])
@@ -230,8 +238,12 @@ class Watched:
                 self._progress(event)
             return
         found = happening(name, event)
-        if found is not None and (found.kind in {"hang", "warning"} or name == self.run.head.node):
-            self._events.append(found)
+        if found is None or not (found.kind in {"hang", "warning"} or name == self.run.head.node):
+            return
+        before = self._events[-1].kind if self._events else ""
+        if before == "checkpoint" and (found.kind, found.text) == ("phase", "training"):
+            return  # the end of a save: with one every minute, it would fill half of the list
+        self._events.append(found)
 
     def _progress(self, event: Mapping[str, Any]) -> None:
         step = event.get("step")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from provision.tasks.collect import Collected
     from provision.tasks.logs import Logs
     from provision.tasks.runs import RunStatus, Stopped
+    from provision.tasks.save import Saved
     from provision.tasks.written import WandbRuns
 
 
@@ -266,6 +267,14 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip()
         for row in zip(*columns, strict=True)
     ]
+
+
+def save_output(result: Saved) -> Summary:
+    """After ``save``."""
+    data = {"run": result.run, "node": result.node, "processes": result.processes, "step": result.step}
+    at = "" if result.step is None else f" after step {result.step}"
+    text = f"run {result.run} saves a checkpoint{at} and continues; to see it: clusterctl logs {result.run}"
+    return data, text
 
 
 def stop_output(result: Stopped) -> Summary:

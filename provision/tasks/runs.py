@@ -390,7 +390,7 @@ def stop_result(session: Session, run: str, proofs: Outcome[Proof], *, port: int
     )
 
 
-def refuse_others(session: Session, run: Run, found: Runs, *, others_too: bool) -> None:
+def refuse_others(session: Session, run: Run, found: Runs, *, others_too: bool, command: str = "stop") -> None:
     """Refuse to touch another user's run.
 
     Raises:
@@ -402,12 +402,12 @@ def refuse_others(session: Session, run: Run, found: Runs, *, others_too: bool) 
         if isinstance(uid, int) and me is not None and uid != me and not (me == 0 and others_too):
             reasons[part.node] = f"it belongs to {part.owner or uid}"
     if reasons:
-        forced = session.again("--yes", command="stop", words=(run.id,))
+        forced = session.again("--yes", command=command, words=(run.id,))
         may = all(found.users.get(name) == 0 for name in reasons)
         raise PreflightError(
             f"run {run.id} is not yours; nothing was changed",
             reasons=reasons,
-            hint=f"to stop it anyway, as root: {forced}" if may else f"ask {run.owner}",
+            hint=f"to {command} it anyway, as root: {forced}" if may else f"ask {run.owner}",
         )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError
@@ -13,7 +12,7 @@ from provision.render import render
 from provision.run.found import Run
 from provision.run.view import SAMPLES, View, Watched
 from provision.ssh.remote import reading
-from provision.tasks.runs import by_name, find, find_all
+from provision.tasks.runs import by_name, find
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,6 +36,7 @@ class Watch:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._bug: Exception | None = None
+        self.answered = threading.Event()  # set when every node has answered, or is known not to
 
     def __enter__(self) -> Self:
         _ = self.session.connections  # created in this thread
@@ -70,7 +70,11 @@ class Watch:
                     self._watched.silence(node.name, str(getattr(error, "reason", "") or error))
             except Exception as error:  # noqa: BLE001 - ``view`` raises it in the thread that shows
                 self._bug = error
+                self.answered.set()
                 return
+            with self._lock:
+                if self._watched.complete:
+                    self.answered.set()
             self._over.wait(self._every)
 
     def _script(self, name: str, logs: str, *, first: bool) -> str:
@@ -118,18 +122,3 @@ def watch(session: Session, word: str | None, every: float = EVERY) -> Watch:
         NodesFailedError: no node answered.
     """
     return Watch(session, find(session, word)[0], every)
-
-
-def next_run(session: Session, run: str) -> str:
-    """The id of the running run after ``run``; see ``run_after``.
-
-    Raises:
-        NodesFailedError: no node answered.
-    """
-    return run_after(run, find_all(session).runs)
-
-
-def run_after(run: str, runs: Mapping[str, Run]) -> str:
-    """The next older running run, or the newest one after the oldest; ``run`` itself if no other is running."""
-    ids = sorted({run, *(each.id for each in runs.values() if each.live)}, reverse=True)
-    return ids[(ids.index(run) + 1) % len(ids)]

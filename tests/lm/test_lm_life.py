@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 
@@ -47,8 +48,12 @@ def test_sigterm_to_one_rank_saves_on_all_and_exits_0(gpt, mode):
     argv = ("--out", out, *LONG, "--save-async", mode, "--save-interval", 2, "--keep", 1)
     going = gpt.start(*argv, ranks=2)
     going.until("iter 5: ")
+    os.kill(going.rank(1), signal.SIGUSR2)  # save, and continue
+    going.until("saving on request")
     os.kill(going.rank(1), signal.SIGTERM)
     assert going.finish() == 0, going.output
+    asked = int(re.search(r"step (\d+): saving on request", going.output)[1])
+    assert f"step {asked}: saved {out}/iter_{asked}" in going.output
     (name,) = names(gpt.folder / out)
     assert (gpt.folder / out / "latest").read_text() == f"{name}\n"
     assert not (gpt.folder / out / "final").exists()

@@ -84,6 +84,15 @@ def test_logs_and_stop_without_ssh(alone):
     reported = alone.run("report", run, "--output", "live.html")
     assert reported.returncode == 0, reported.stderr
     assert "the run was running when this report was written" in (alone.folder / "live.html").read_text()
+    pictured = alone.run("monitor", run, "--language", "zh", "--picture", "screen.svg", "--size", "80x24")
+    assert pictured.returncode == 0, pictured.stderr
+    picture = (alone.folder / "screen.svg").read_text()
+    assert run in picture
+    assert "运行中" in picture
+    assert "http" not in picture.replace("http://www.w3.org/2000/svg", "").replace("https://www.textualize.io", "")
+    saved = alone.run("save", run)
+    assert saved.returncode == 2
+    assert "cannot save without stopping" in saved.stderr
     stopped = alone.run("stop", run)
     assert stopped.returncode == 0, stopped.stderr
     assert "no process left" in " ".join(stopped.stdout.split())

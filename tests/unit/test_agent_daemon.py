@@ -63,6 +63,14 @@ def test_daemon_survives_its_starter_and_its_session(run):
     run.wait_end()
 
 
+def test_a_save_that_is_over_before_the_agent_looks_is_an_event(run):
+    lines = "\\n".join(f"clusterctl: phase {phase}" for phase in ("training", "saving", "training"))
+    run.plan(f"import time; print('{lines}', flush=True); time.sleep(600)").begin()
+    eventually(lambda: [event for event in run.events() if event.get("phase") == "training"])
+    assert [event["phase"] for event in run.events() if event["event"] == "phase"] == ["saving", "training"]
+    run.do("stop")
+
+
 def test_start_reports_the_process_that_owns_the_run(run):
     message = run.plan(SLEEPS).begin()
     state = run.state()

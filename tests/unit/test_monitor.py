@@ -17,9 +17,11 @@ import pytest
 
 from provision import model
 from provision.cli.monitor import refuse_without_screen
-from provision.cli.monitor_app import Monitor, Pane
+from provision.cli.monitor_app import Actions, Monitor
+from provision.cli.monitor_panes import Pane
 from provision.errors import UsageError
 from provision.model import Inventory, Result
+from provision.output_text import Line
 from provision.run.found import merge_runs, parse_runs
 from provision.run.view import POINTS, Watched, folded
 from provision.session import Session
@@ -29,17 +31,16 @@ from provision.summaries.monitor import (
     gpu_lines,
     head_lines,
     log_lines,
-    loss_plot,
     network_lines,
     node_lines,
-    speed_plot,
-    speed_title,
+    ranks_of,
 )
-from provision.tasks.watch import Watch, run_after, watch_script
+from provision.summaries.monitor_plots import loss_plot, speed_plot, speed_title
+from provision.tasks.save import Saved, save_run
+from provision.tasks.watch import Watch, watch_script
 
 RECORDED = Path(__file__).parent / "recorded_runs"
 RUN = "20261123-010653-sft-1a2b"
-SIZES = [(80, 24), (120, 40), (200, 60)]
 
 
 class Node:
@@ -245,7 +246,7 @@ def test_repeats_are_folded_with_their_number(recorded):
     lines = folded(watched.view(0).lines)
     assert (lines[-1][0].text, lines[-1][1]) == ("warning 4", 5)
     assert log_lines(watched.view(0))[-1].text == "02:00:04 gpunode0/1 (x 5) warning 4"
-    assert [line.text for line in log_lines(watched.view(0), 1, "WARNING 3")] == ["02:00:03 gpunode0/1 warning 3"]
+    assert [line.text for line in log_lines(watched.view(0), 1, "WARNING 3")] == ["02:00:03 warning 3"]
 
 
 def test_a_curve_with_nan_and_infinity_is_drawn(recorded):
@@ -266,10 +267,21 @@ def test_events_are_marked_on_the_axis_of_a_curve(recorded):
     middle = watched.view(0).points[20]
     head.add("events.jsonl", {"event": "hang", "time": middle.time, "text": "no step"})
     refresh(watched, head)
-    axis = loss_plot(watched.view(0), 89, 8)[-1].text
+    marks, axis = (line.text for line in loss_plot(watched.view(0), 89, 8)[-2:])
     assert axis.strip().startswith("1 ")
     assert axis.endswith("step 40")
-    assert axis.index("H") == 9 + (middle.step - 1) * 80 // 39
+    assert marks.index("H") == 9 + (middle.step - 1) * 80 // 39
+
+
+def test_a_save_is_one_event(recorded):
+    watched, head = begin(recorded), recorded[0]
+    refresh(watched, head)
+    before = len(watched.view(0).events)
+    phases = ["evaluating", "training", "saving", "training", "saving", "training"]
+    head.add("events.jsonl", *({"event": "phase", "time": 1795396300.0, "phase": phase} for phase in phases))
+    refresh(watched, head)
+    kinds = [(event.kind, event.text) for event in watched.view(0).events[before:]]
+    assert kinds == [("phase", "evaluating"), ("phase", "training"), *[("checkpoint", "saving")] * 2]
 
 
 def test_a_run_without_samples_or_steps_is_shown(tmp_path):
@@ -410,10 +422,50 @@ def test_nodes_are_asked_again_and_a_silent_one_delays_no_other(tmp_path):
     assert view.points
 
 
-def test_the_next_run_is_the_next_one_that_is_running():
-    runs = {name: SimpleNamespace(id=name, live=name != "b-ended") for name in ("a", "b-ended", "c", "d")}
-    assert [run_after(name, runs) for name in ("d", "c", "a", "b-ended")] == ["c", "a", "d", "a"]
-    assert run_after("only", {}) == "only"
+CATCHES = (
+    "import signal; signal.signal(signal.SIGUSR2, lambda *_: print('saves', flush=True)); print('ready', flush=True)"
+)
+IGNORES = "print('ready', flush=True)"
+
+
+@pytest.fixture
+def rank():
+    """Start a process that looks like a rank of trainer.lm, or of another program."""
+    started = []
+
+    def start(code, module="trainer.lm"):
+        waits = f"{code}; import sys; sys.stdin.read()"
+        marks = {**os.environ, "CLUSTERCTL_RUN": RUN, "CLUSTERCTL_NODE": "gpunode0"}
+        argv = [sys.executable, "-c", waits, "-m", module, "--data", "x"]
+        process = subprocess.Popen(argv, env=marks, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.communicate("", timeout=20)
+
+
+def test_save_signals_the_trainer_alone_and_only_if_it_catches_the_signal(tmp_path, rank):
+    node = Node(tmp_path, "gpunode0", 0, 1)
+    inventory = Inventory(
+        tmp_path / "inventory.yaml", PurePosixPath(tmp_path / "current"), (model.Node(node.name, "10.0.0.1"),)
+    )
+    session = Session(inventory, connections=Answers([node]))
+    others = [rank(IGNORES), rank(CATCHES, "llamafactory.cli")]
+    with pytest.raises(UsageError, match=r"only trainer\.lm and trainer\.vlm can") as error:
+        save_run(session, RUN)
+    assert error.value.hint == f"to save and stop: clusterctl stop --save {RUN}"
+    trainer = rank(CATCHES)
+    assert save_run(session, RUN) == Saved(RUN, "gpunode0", 1, 40)
+    assert trainer.stdout.readline() == "saves\n"
+    assert [process.poll() for process in others] == [None, None]
+    assert others[1].communicate("", timeout=20)[0] == ""
+    node.state["state"] = "finished"
+    (node.folder / "state.json").write_text(json.dumps(node.state))
+    with pytest.raises(UsageError, match="is finished: it saves nothing more"):
+        save_run(session, RUN)
 
 
 def test_status_watch_shows_the_status_again_until_ctrl_c(tmp_path):
@@ -439,31 +491,38 @@ def texts(app):
     return {pane.id: pane.text for pane in app.screen.query(Pane)}
 
 
-def screen(view, size, *keys, stop=None, diagnose=None, color=True):
-    """The panes' texts after the keys."""
-    app = Monitor(lambda: view, stop or (lambda _save: "stopped"), diagnose or (lambda: "all is well"), 60.0)
+def actions(**given):
+    """What the keys do, without a run."""
+    usual = {"stop": lambda _save: "stopped", "save": lambda: "saves", "diagnose": lambda: "all is well",
+             "runs": lambda: [(RUN, Line(f"* {RUN}")), ("another", Line("  another"))]}  # fmt: skip
+    return Actions(**{**usual, **given})
+
+
+def looks(app, size, *groups):
+    """The texts of the panes after each group of keys, and which panes are visible."""
 
     async def pilot():
-        async with app.run_test(size=size) as pilot:
-            await pilot.pause()
-            for key in keys:
-                await pilot.press(key)
-                await pilot.pause()
-            await app.workers.wait_for_complete()
-            await pilot.pause()
-            visible = {
-                pane.id for pane in app.screen.query(Pane) if pane.display and pane.size.height and pane.size.width
-            }
-            return texts(app), visible
+        found = []
+        async with app.run_test(size=size) as hands:
+            for keys in groups:
+                await hands.press(*keys)
+                await app.workers.wait_for_complete()
+                await hands.pause()
+                panes = [pane for pane in app.screen.query(Pane) if pane.display and pane.size.height]
+                found.append((texts(app), {pane.id for pane in panes if pane.size.width}))
+        return found
 
     return asyncio.run(pilot())
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_the_screen_shows_the_run_in_three_sizes(view, size):
-    shown, visible = screen(view, size)
+def screen(view, size, *keys, **given):
+    """The panes' texts after the keys, and which of them are visible."""
+    return looks(Monitor(lambda: view, actions(**given), 60.0), size, keys)[-1]
+
+
+def test_the_screen_shows_the_run(view):
+    shown, visible = screen(view, (80, 24))
     assert visible >= {"head", "nodes", "loss", "speed", "log", "hint"}
-    assert ("events" in visible) == (size[0] > 100)
     assert RUN in shown["head"]
     assert "step 40/400" in shown["head"]
     assert "gpunode0" in shown["nodes"]
@@ -472,13 +531,13 @@ def test_the_screen_shows_the_run_in_three_sizes(view, size):
     assert "gpunode0" in shown["log"]
 
 
-@pytest.mark.parametrize("size", [(20, 24), (20, 5), (1, 1), (40, 10)])
+@pytest.mark.parametrize("size", [(20, 5), (1, 1)])
 def test_a_tiny_terminal_does_not_crash(view, size):
     screen(view, size, "g", "e", "r", "question_mark", "escape", "s", "n")
 
 
 def test_a_terminal_that_shrinks_is_drawn_again(view):
-    app = Monitor(lambda: view, lambda _save: "", lambda: "", 60.0)
+    app = Monitor(lambda: view, actions(), 60.0)
 
     async def pilot():
         async with app.run_test(size=(120, 40)) as pilot:
@@ -497,13 +556,20 @@ def test_stop_asks_first(view):
         stopped.append(save)
         return "stopped on 2 nodes"
 
-    screen(view, (80, 24), "s", "n", stop=stop)
-    assert stopped == []
-    shown, _ = screen(view, (80, 24), "s", "y", stop=stop)
+    app = Monitor(lambda: view, actions(stop=stop), 60.0)
+    *_, (shown, _) = looks(app, (80, 24), "sn", "sy")
     assert stopped == [False]
     assert shown["text"] == "stopped on 2 nodes"
-    screen(view, (80, 24), "w", "y", stop=stop)
+    looks(Monitor(lambda: view, actions(stop=stop), 60.0), (80, 24), "Sy")
     assert stopped == [False, True]
+
+
+def test_w_saves_without_stopping_or_says_what_is_possible(view):
+    def refuse():
+        raise UsageError("it cannot", hint="clusterctl stop --save")
+
+    assert screen(view, (80, 24), "w")[0]["text"] == "saves"
+    assert screen(view, (80, 24), "w", save=refuse)[0]["text"] == "it cannot\ntry: clusterctl stop --save"
 
 
 def test_d_shows_the_diagnosis_or_why_there_is_none(view):
@@ -515,15 +581,14 @@ def test_d_shows_the_diagnosis_or_why_there_is_none(view):
 
 
 def test_search_and_rank_select_the_log(view):
-    shown, _ = screen(view, (120, 40), "slash", *"apple", "enter")
-    assert shown["log"]
-    assert all("apple" in line for line in shown["log"].split("\n"))
-    ended, _ = screen(view, (120, 40), "slash", *"apple", "enter", "escape")
-    assert len(ended["log"]) > len(shown["log"])
-    first, _ = screen(view, (120, 40), "r")
-    assert all("/0 " in line for line in first["log"].split("\n") if line)
-    everything, _ = screen(view, (120, 40), "r", "R")
-    assert everything["log"] == ended["log"]
+    app = Monitor(lambda: view, actions(), 60.0)
+    found = looks(app, (120, 40), ["slash", *"app", "enter"], ["escape"], "r", "R")
+    searched, ended, first, everything = (shown["log"] for shown, _ in found)
+    assert searched
+    assert all("app" in line for line in searched.split("\n"))
+    assert len(ended) > len(searched)
+    assert first == "\n".join(line.text for line in log_lines(view, 0))
+    assert everything == ended
 
 
 def test_g_shows_every_gpu_and_e_the_events(view):
@@ -534,15 +599,29 @@ def test_g_shows_every_gpu_and_e_the_events(view):
     assert "attempt 1 from the start" in shown["events"]
 
 
-def test_n_leaves_for_the_next_run(view):
-    app = Monitor(lambda: view, lambda _save: "", lambda: "", 60.0)
+def test_n_lists_the_runs_and_leaves_for_the_chosen_one(view):
+    for keys, result in [(["down", "enter"], "another"), (["enter"], None)]:
+        app = Monitor(lambda: view, actions(), 60.0)
+        looks(app, (80, 24), "n", keys)
+        assert app.return_value == result
 
-    async def pilot():
-        async with app.run_test() as pilot:
-            await pilot.press("n")
 
-    asyncio.run(pilot())
-    assert app.return_value is True
+def test_p_shows_the_logs_of_several_ranks_side_by_side(view):
+    app = Monitor(lambda: view, actions(), 60.0)
+    (shown, visible), (_, after) = looks(app, (120, 40), ["p", *"0-2", "enter"], ["escape"])
+    assert visible & {"log", "log1", "log2", "log3"} == {"log", "log1", "log2"}
+    for name, rank in [("log", 0), ("log1", 1), ("log2", 2)]:
+        assert shown[name] == "\n".join(line.text for line in log_lines(view, rank))
+    assert after & {"log", "log1"} == {"log"}
+    assert ranks_of("3,1-2 x 1-999999", 8) == (3, 1, 2, 4, 5, 6, 7, 8)
+    assert ranks_of("all", 8) == ()
+
+
+def test_c_copies_the_diagnosis(view, monkeypatch):
+    monkeypatch.delenv("TMUX", raising=False)
+    app = Monitor(lambda: view, actions(), 60.0)
+    looks(app, (80, 24), "c")
+    assert app.clipboard == "all is well"
 
 
 def test_markup_from_a_node_is_drawn_as_text(recorded):
@@ -551,12 +630,6 @@ def test_markup_from_a_node_is_drawn_as_text(recorded):
     refresh(watched, *recorded)
     shown, _ = screen(watched.view(0), (80, 24))
     assert "[bold]x[/bold] [@click=app.quit]y[/]" in shown["log"]
-
-
-def test_without_colour_everything_is_still_there(view, monkeypatch):
-    monkeypatch.setenv("NO_COLOR", "1")
-    shown, _ = screen(view, (80, 24))
-    assert RUN in shown["head"]
 
 
 @pytest.mark.parametrize(("term", "tty", "says"), [("dumb", True, "TERM=dumb"), ("xterm", False, "needs a terminal")])

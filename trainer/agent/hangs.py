@@ -72,6 +72,11 @@ class Watch:
         """When the last step was seen; None before the first."""
         return self._silence.stepped
 
+    @property
+    def saves(self) -> int:
+        """How often the run began to save."""
+        return self._silence.phases.saves
+
     def notices(self) -> List[str]:
         """The new notices since the last call."""
         found, self._notices = self._notices, []

@@ -114,6 +114,7 @@ class Phases:
         announces: whether the run announces its phases, so that ``training`` is exact.
         uses_phase_lines: whether it announces them with clusterctl's own line.
         finished: whether the last step is finished.
+        saves: how often the phase ``saving`` began.
     """
 
     def __init__(self) -> None:
@@ -121,6 +122,7 @@ class Phases:
         self.announces = False
         self.uses_phase_lines = False
         self.finished = False
+        self.saves = 0
         self._since = 0.0
 
     def line(self, text: str, now: float) -> None:
@@ -149,6 +151,8 @@ class Phases:
             self.announces, self.finished = True, False
         elif phase == FINISHING:
             self.finished = True
+        elif phase == SAVING and self.current != SAVING:
+            self.saves += 1
         self.current, self._since = phase, now
 
     def _continue(self, now: float) -> None:

@@ -42,7 +42,7 @@ def main(argv: Optional[List[str]] = None, program: str = "trainer.lm") -> None:
     options = read(argv, program)
     source = start.find(options)
     config = start.complete(options, source)
-    signals = listen_for_signals()
+    signals = listen_for_signals(config.save)
 
     # Ranks
     group = ranks.join(config.device)
@@ -128,7 +128,7 @@ def main(argv: Optional[List[str]] = None, program: str = "trainer.lm") -> None:
                 loss += engine.micro_step(feed.batch(), number) / micro_steps
             keeper.wait_for_copies()
             norm = engine.step(rate)
-            marks = (float(signals[0] if signals else 0), float(keeper.is_written))
+            marks = (float(max(signals, default=0)), float(keeper.is_written))
             mine = torch.stack([loss, norm.to(loss), *(torch.full_like(loss, mark) for mark in marks)]).float()
             gathered = group.gather(mine).to("cpu", non_blocking=True)
             lap = watch.end()
@@ -146,6 +146,11 @@ def main(argv: Optional[List[str]] = None, program: str = "trainer.lm") -> None:
                 # Check the step's numbers first: a checkpoint must not contain NaN.
                 stopped = report_step(*waiting) or stopped
                 waiting = None
+            if stopped == SAVE:
+                log.say("step %d: saving on request" % step)
+                while SAVE in signals:  # one at a time: a signal may arrive meanwhile
+                    signals.remove(SAVE)
+                stopped, saves = 0, True
             if stopped:
                 why = signal.Signals(stopped).name
                 break
@@ -360,11 +365,16 @@ def evaluate(engine: Engine, opened: Data, batch: int, ranks: Ranks) -> Dict[str
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SAVE = signal.SIGUSR2  # save a checkpoint and continue: below SIGTERM, which therefore takes precedence
 FORCED = 3  # under torchrun Ctrl-C arrives twice: from the terminal and from torchrun
 
 
-def listen_for_signals() -> List[int]:
-    """Return a list to which each of these signals is appended. The third SIGINT exits without a checkpoint."""
+def listen_for_signals(saves: bool) -> List[int]:
+    """Return a list to which each of these signals is appended. The third SIGINT exits without a checkpoint.
+
+    A training that ``saves`` also listens for ``SAVE``. ``clusterctl save`` sends it only to processes that do; others
+    ignore it.
+    """
     received: List[int] = []
 
     def receive(number: int, _: Any) -> None:
@@ -379,6 +389,7 @@ def listen_for_signals() -> List[int]:
 
     for each in SIGNALS:
         signal.signal(each, receive)
+    signal.signal(SAVE, receive if saves else signal.SIG_IGN)
     return received
 
 

@@ -23,6 +23,7 @@ from ..pace import Pace
 from ..processes import NODE, RUN, describe_status, die_with_parent, reap, send, signal_of, stat_of
 from ..rounds import Stragglers
 from ..run_files import Events, NodePlan, State
+from ..silence import SAVING
 from ..textfile import Textfile
 from ..tracker import HURRY, Death, Ending, Group, ProcessTracker, end_all
 from .control import Control
@@ -124,6 +125,7 @@ class Attempt:
         self._killed: Optional[Dict[str, Any]] = None  # the first rank here that another process killed
         self._looked = self._ticked = 0.0
         self._step: Optional[int] = None
+        self._saves = 0  # of which the events know
 
     def run(self) -> Dict[str, Any]:
         """Start the command, follow it until it exits, and end its remaining processes."""
@@ -212,10 +214,19 @@ class Attempt:
             self._stragglers.look(self._watch.phase, self._watch.stepped, now)
             self._pace.look(self._watch.phase, now)
             self._pace.sample(sample)
-        if self._watch.phase != self._state.fields.get("phase"):
-            self._events.emit("phase", phase=self._watch.phase)
-            self._state.set(phase=self._watch.phase)
+        self._phase()
         self._state.refresh(now)
+
+    def _phase(self) -> None:
+        """Write new phases. A save that was over before this look is written too: it explains a slow step."""
+        before, phases = self._state.fields.get("phase"), [self._watch.phase]
+        if self._watch.saves != self._saves and SAVING not in (before, *phases):
+            phases.insert(0, SAVING)
+        self._saves = self._watch.saves
+        if phases != [before]:
+            for phase in phases:
+                self._events.emit("phase", phase=phase)
+            self._state.set(phase=phases[-1])
 
     def _died(self, death: Death) -> None:
         if not death.status:
