@@ -19,12 +19,10 @@ from provision.summaries.monitor import (
     event_lines,
     head_lines,
     log_lines,
-    loss_plot,
     ranks_of,
-    speed_plot,
-    speed_title,
 )
 from provision.summaries.monitor_help import help_lines, hint_line
+from provision.summaries.monitor_plots import loss_plot, speed_plot, speed_title
 from provision.summaries.words import Say, english
 
 if TYPE_CHECKING:
@@ -170,7 +168,7 @@ class Monitor(App[str]):
         panes["nodes"].put(rows)
         for name, lines in (("loss", loss_plot), ("speed", speed_plot)):
             panes[name].put(lines(view, *panes[name].size, say))
-        panes["speed"].border_title = say(speed_title(view))
+        panes["speed"].border_title = speed_title(view, say)
         self._draw_logs(view, [panes[name] for name in ("log", *(f"log{place}" for place in range(1, PANES)))])
         panes["events"].put(event_lines(view, say))
         panes["hint"].put([hint_line(width, say)])

@@ -9,6 +9,7 @@ import html
 import os
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,13 @@ import pytest
 from provision.cli.monitor_app import Actions, Monitor
 from provision.cli.monitor_picture import svg_of
 from provision.run.follow import Entry
-from provision.run.sampled import Gpu
+from provision.run.sampled import Gpu, Traffic
 from provision.run.view import Happening, NodeView, Point, View
-from provision.summaries.monitor import event_lines, head_lines, node_lines
+from provision.summaries.monitor import SIGN_OF, TABLES, event_lines, head_lines, throttling
 from provision.summaries.monitor_help import help_lines, hint_line
+from provision.summaries.monitor_plots import speed_title
 from provision.summaries.words import CHINESE, LANGUAGES, chinese, columns, cut, language_of, pad, wrapped
+from trainer.agent.contract.expected import Expected
 
 SCREENS = Path(__file__).parent / "monitor_screens"
 SIZES = [(80, 24), (120, 40), (200, 60)]
@@ -43,8 +46,11 @@ VIEW = View(
     loss=2.0, lr=1e-4, tokens=21000, pace=1.0, left=300, age=100, attempt=2, attempts=4, live=True, missing=1,
     nodes=(
         NodeView("gpu01", 0, "running", "training", 100, tuple(
-            Gpu(index, 90 + index, (40 + index) << 30, 80 << 30, 300.5, 60 + index) for index in range(4)
-        ), 16 << 30, 3.5, 1.2e9, 1.1e9, 2e12, 3.0),
+            Gpu(index, 90 + index, (40 + index) << 30, 80 << 30, 300.5, 60 + index, 1400 + 100 * index, 1980, reasons)
+            for index, reasons in enumerate([("hw_thermal_slowdown",), ("sw_power_cap",), (), ()])
+        ), 16 << 30, 3.5, 1.2e9, 1.1e9, 2e12, 3.0, traffic=(
+            Traffic("eth0", 2e5, 1e5), Traffic("mlx5_0/1", 1.1e9, 1.2e9),
+        ), memory=60e9, memory_total=512e9),
         NodeView("gpu02", 1, "running", "training", 100, (Gpu(0), Gpu(1, 0, 1 << 30, 80 << 30)), age=75.0),
         NodeView("gpu03", 2, "no answer", silent="no route to host"),
     ),
@@ -54,6 +60,7 @@ VIEW = View(
         Happening(BEGAN + 30, "gpu01", "restart", "attempt 2 from checkpoint-20"),
         Happening(BEGAN + 50, "gpu01", "checkpoint", "saving"),
         Happening(BEGAN + 70, "gpu02", "warning", "数据盘快满了: 95 %"),
+        Happening(BEGAN + 80, "gpu01", "warning", "the others wait for rank 1 on gpu02 18 % of the time"),
         Happening(BEGAN + 90, "gpu02", "hang", "rank 5: no step for 8 s"),
     ),
     lines=(
@@ -62,7 +69,8 @@ VIEW = View(
         line(9, "gpu02", 4, "UserWarning: [bold]no markup[/bold]"),
         line(10, "gpu02", 4, "RuntimeError: CUDA error"),
     ),
-    ranks=(0, 4),
+    ranks=(0, 4), slow="slower than expected: 1.00 s per step, at most 0.96 s expected",
+    expected=Expected("measured", (0.8, 0.96), (22000, 26000)),
 )  # fmt: skip
 OVER = replace(
     VIEW, state="failed", live=False, phase="", left=None, why="gpu02, rank 4: CUDA error",
@@ -90,6 +98,7 @@ def drawn(view, size, language="en", keys=""):
 CASES = {
     **{f"{language}-{size[0]}x{size[1]}": (VIEW, size, language, "") for language in LANGUAGES for size in SIZES},
     "en-80x24-gpus-events": (VIEW, (80, 24), "en", "g e"),
+    "zh-80x24-network": (VIEW, (80, 24), "zh", "g g"),
     "en-120x40-ranks": (VIEW, (120, 40), "en", "p 0 space 4 enter"),
     "zh-80x24-help": (VIEW, (80, 24), "zh", "question_mark"),
     "zh-80x24-over": (OVER, (80, 24), "zh", ""),
@@ -121,8 +130,13 @@ def test_every_text_of_the_screen_is_known_in_chinese():
 
     for view in (VIEW, OVER):
         head_lines(view, 200, say)
-        node_lines(view, 200, 40, say)
+        for (title, lines_of), shown in product(TABLES, (view, replace(view, nodes=(NodeView("gpu01", 0),)))):
+            say(title)
+            lines_of(shown, 200, 40, say)
+        speed_title(view, say)
         event_lines(replace(view, events=view.events[:3]), say)
+    for reason in (*SIGN_OF, "other"):
+        throttling([Gpu(0, throttle=(reason,))], say)
     help_lines(say)
     hint_line(200, say)
     assert asked - set(CHINESE) <= {"", "GPUs"}

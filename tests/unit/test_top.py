@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from provision.cli.monitor_app import Pane
+from provision.cli.monitor_panes import Pane
 from provision.cli.top_app import TopScreen
 from provision.model import Result
 from provision.run.view import View, node_view
