@@ -137,7 +137,7 @@ class _Walker:
             replace(
                 self._walk(replace(run, files={}, missing={}), "", 0),
                 missing={self._text(name, ""): self._text(str(why), "") for name, why in run.missing.items()},
-                files={self._text(name, ""): self._config(content, "", 0) for name, content in run.files.items()},
+                files={self._text(f"/{name}", "")[1:]: self._config(content, "", 0) for name, content in run.files.items()},
             )
             for run in runs
         ]

@@ -26,6 +26,7 @@ from provision.diagnosis import diagnose
 from provision.diagnosis.case_code import decode
 from provision.output import Reporter
 from provision.report import NodeData, RunData, report_page
+from provision.report.data import configuration
 from provision.report.redaction import Known, redact
 from provision.summaries.report import described
 from trainer.reader import Row
@@ -164,7 +165,7 @@ def page_of(run):
     return report_page(result.runs, NOW, result.removed), result
 
 
-@settings(max_examples=12)
+@settings(max_examples=max(6, settings.default.max_examples // 16))  # each has all kinds
 @given(st.integers(0, 1 << 32).map(Random))
 def test_no_kind_of_secret_reaches_the_page(random):
     values, texts = {}, []
@@ -245,6 +246,16 @@ def test_the_page_lists_what_was_removed_and_not_the_values():
     for value in ("Hunter2x", "10.1.2.", "alice", "ctl7"):
         assert value not in page
     assert 'id="removed"' not in report_page([run], NOW)
+
+
+def test_folders_of_file_names_are_removed_and_a_configuration_stays_readable():
+    text = "# of alice\nlr: 1e-4\ndb:\n  password: 'a b'\n  hosts: [gpu-a1.acme.com, 10.1.2.3]\n"
+    run = redact([RunData("r", files={"acme/sft.yaml": text, "bad.yaml": "a: [1"})]).runs[0]
+    assert configuration(run) == {
+        "folder-1/sft.yaml: lr": "1e-4",
+        "folder-1/sft.yaml: db.password": "***",
+        "folder-1/sft.yaml: db.hosts": "['host-1', 'address-1']",
+    }
 
 
 def test_the_case_code_survives():
