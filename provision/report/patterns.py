@@ -42,6 +42,7 @@ SPOKEN = (  # the first two are headers: their values have several words
         r"(?i)\b(?:api|access|secret|private|encryption|license)[ -]?keys?\s*(?:is|:|=)\s*[\"']?(?P<value>[^\s\"',;]+)",
         re.ASCII,
     ),
+    re.compile(r"(?i)\bserial(?:[ _-]?(?:number|no\.?))?\s*[:=]\s*[\"']?(?P<value>[A-Z0-9-]{6,40})", re.ASCII),
     re.compile(r"(?i)\bsshpass\s+-p\s*(?P<value>\"[^\"]+\"|'[^']+'|\S+)", re.ASCII),
     re.compile(r"(?i)(?:^|\s)(?:-u|--user)[ =]\s*[\"']?(?P<value>[^\s:\"']+:[^\s\"']+)", re.ASCII),
     re.compile(
@@ -130,7 +131,8 @@ HOSTS = tuple(
     re.compile(pattern, re.ASCII)
     for pattern in (
         rf"(?:^|[\s|\]])(?P<host>{NAME}):\d{{1,7}}:\d{{1,7}} \[\d+\] NCCL",
-        rf"(?i)(?<![A-Za-z0-9])(?:host_?(?:name)?|fqdn|nodename|master_?addr|main_process_ip|endpoint){IS}(?P<host>{NAME})",
+        rf"(?i)(?<![A-Za-z0-9])(?:host_?(?:name)?|fqdn|\w*node_?name|master_?addr|main_process_ip|endpoint){IS}(?P<host>{NAME})",
+        rf"(?m)^(?P<host>(?=[\w.-]*[\d-]){NAME}): (?=\[[\dIWE]|\[rank|Traceback|\s+File )",  # pdsh
         rf"(?i)\b(?:server|node|machine|peer|remote|worker){IS}(?P<host>(?=[\w.-]*[\d-]){NAME})",
         rf"(?i)\bconnect(?:ing|ed)? to (?:host )?(?P<host>{NAME})(?=:\d| port \d)",
         rf"(?i)\b(?:resolve host(?:name)?|unknown host|from host|on host|to host)[: ]\s*[\"']?(?P<host>{NAME})",
@@ -145,10 +147,12 @@ LOGGED = r"[A-Za-z_][\w.-]{1,31}"  # a user's name
 USERS = tuple(
     re.compile(pattern, re.ASCII)
     for pattern in (
-        rf"(?i)(?<![A-Za-z0-9])(?:user[_ ]?(?:name|id)?|uid|login|log_?name|owner|author|who){IS}(?P<user>{LOGGED})",
+        rf"(?i)(?<![A-Za-z0-9])(?:user[_. ]?(?:name|id)?|uid|login|log_?name|owner|author|who){IS}(?P<user>{LOGGED})",
         r"(?i)\b[ug]id=\d+\((?P<user>[^)\s]{1,32})\)",
         r"(?i)\b(?:for|by|of|as|invalid) user [\"']?(?P<user>[A-Za-z_][\w.-]{1,31})",
         r"(?i)\b(?:user|login)(?:name)? [\"'](?P<user>[^\"'\s]{2,32})[\"']",
+        rf"(?i)\blogged in as:?\s*(?P<user>{LOGGED})",
+        r"(?i)\blogged in as:?\s*\S+\s+\((?P<user>[^()\s]{2,64})\)",
         r"(?i)\bmachine \S+ login (?P<user>\S{2,32})",
         rf"(?:/home|/Users|/export/home|[A-Za-z]:\\+Users)[/\\]+(?P<user>[^/\\{END}]{{1,64}})",
         r"(?<![\w/])~(?P<user>[A-Za-z_][\w-]{1,31})/",

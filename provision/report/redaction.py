@@ -70,8 +70,15 @@ def redact(runs: Sequence[RunData], known: Known = Known()) -> Redaction:
     """
     runs = [replace(run, files=dict(_configurations(run.files))) for run in runs]
     first = _named(Names(), runs, known)
-    first.settle()
-    _Walker(lambda text, label: _learnt(text, first, label)).runs(runs)
+    seen: set[tuple[str, str]] = set()
+
+    def remember(value: str, label: str) -> str:
+        if (value, label) not in seen:
+            seen.add((value, label))
+            learn(value, first, label)
+        return value
+
+    _Walker(remember).runs(runs)
     names = _named(Names(), runs, known)
     names.take(first)
     names.settle()
@@ -89,11 +96,6 @@ def redact(runs: Sequence[RunData], known: Known = Known()) -> Redaction:
         for own, run in zip(runs, walker.runs(runs), strict=True)
     )
     return Redaction(shown, names.removed(), names.of("node"))
-
-
-def _learnt(text: str, names: Names, label: str) -> str:
-    learn(text, names, label)
-    return text
 
 
 def _named(names: Names, runs: Iterable[RunData], known: Known) -> Names:
@@ -137,7 +139,9 @@ class _Walker:
             replace(
                 self._walk(replace(run, files={}, missing={}), "", 0),
                 missing={self._text(name, ""): self._text(str(why), "") for name, why in run.missing.items()},
-                files={self._text(name, ""): self._config(content, "", 0) for name, content in run.files.items()},
+                files={
+                    self._text(f"/{name}", "")[1:]: self._config(content, "", 0) for name, content in run.files.items()
+                },
             )
             for run in runs
         ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from provision.masking import HIDDEN, is_harmless, names_secret, replace_tokens
@@ -41,21 +42,21 @@ def _bounded(text: str) -> str:
 
 def learn(text: str, names: Names, label: str = "") -> None:
     """Remember the hosts, users and secrets that a text shows by what is around them."""
-    seen = redacted(text, names, label)  # its secrets are known then
-    plain = PRIVATE.sub(" ", seen) if seen != text else text
-    for source in dict.fromkeys((_bounded(text), plain)):
-        line = f"{label}={source}" if label else source
-        for pattern in patterns.HOSTS:
-            for found in pattern.finditer(line):
-                names.know("host", found["host"])
-        for pattern in patterns.USERS:
-            for found in pattern.finditer(line):
-                names.know("user", found["user"])
-        for found in patterns.LOGIN.finditer(line):
-            names.know("user", found["user"])
+    text = _bounded(text)
+    _labelled(text, names, label)
+    line = f"{label}={text}" if label else text
+    for pattern in patterns.HOSTS:
+        for found in pattern.finditer(line):
             names.know("host", found["host"])
+    for pattern in patterns.USERS:
+        for found in pattern.finditer(line):
+            names.know("user", found["user"])
+    for found in patterns.LOGIN.finditer(line):
+        names.know("user", found["user"])
+        names.know("host", found["host"])
 
 
+@lru_cache(10_000)
 def is_label(name: str) -> bool:
     """Whether a key or label is that of a secret: an option's, a variable's, or one in a file or log."""
     bare = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-")) if not name.isupper() else name.lstrip("-")

@@ -11,6 +11,7 @@ from provision.masking import mask_text
 from provision.output_text import Summary, size
 from provision.report.names import RULES
 from provision.report.redaction import Known, Redaction, redact
+from provision.run import record as records
 from provision.summaries.diagnosis import diagnosis_output, earlier_reasons
 
 if TYPE_CHECKING:
@@ -28,10 +29,11 @@ def described(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def redacted_report(runs: Sequence[RunData], inventory: Inventory | None) -> Redaction:
-    """The runs without names, addresses and secrets; the inventory knows more names than their data."""
+    """The runs without names, addresses and secrets; the inventory and this machine know more names than their data."""
     nodes = inventory.nodes if inventory else ()
-    hosts = {address for node in nodes for address in (node.address, node.data_address) if address}
-    users = {user for user in (*(node.user for node in nodes), inventory.ssh.user if inventory else None) if user}
+    user, _, host = records.author().partition("@")
+    hosts = {host, *(address for node in nodes for address in (node.address, node.data_address) if address)}
+    users = {user, *(each for each in (*(node.user for node in nodes), inventory and inventory.ssh.user) if each)}
     return redact(runs, Known(tuple(node.name for node in nodes), tuple(sorted(hosts)), tuple(sorted(users))))
 
 

@@ -99,7 +99,21 @@ def test_a_run_of_two_nodes_resumes_on_one(plain_nodes):
     assert plain_nodes.marked() == []
 
 
-def test_a_full_disk_during_a_checkpoint_is_reported_and_resume_works(plain_nodes):
+def assert_case_file(training, run, diagnosed, path):
+    """The code has the verdict, and the redacted report neither names nor addresses of the nodes."""
+    code = re.findall(r"(?m)^  ((?:[0-9A-Z]{4}-){3}[0-9A-Z]{4})$", diagnosed)
+    decoded = training.run("diagnose", "--code", *code)
+    assert "node-1 rank 0 failed first: the disk is full" in decoded.stdout, decoded.stdout + decoded.stderr
+    reported = training.run("report", run, "--redact", "--output", path)
+    assert reported.returncode == 0, reported.stderr
+    page = path.read_text()
+    addresses = [node.address for node in training.box.nodes]
+    names = [run, "/home/trainer", *training.nodes, *addresses]
+    assert [name for name in names if name in page] == []
+    assert code[0] in page
+
+
+def test_a_full_disk_during_a_checkpoint_is_reported_and_resume_works(plain_nodes, tmp_path):
     output = "/home/trainer/small/out"
     for node in plain_nodes.nodes:
         plain_nodes.on(node, "mkdir", "-p", output)
@@ -116,6 +130,7 @@ def test_a_full_disk_during_a_checkpoint_is_reported_and_resume_works(plain_node
         assert plain_nodes.marked(run=run) == []
         diagnosed = plain_nodes.run("diagnose", run)
         assert "node01 rank 0 failed first: the disk is full" in diagnosed.stdout, diagnosed.stdout
+        assert_case_file(plain_nodes, run, diagnosed.stdout, tmp_path / "case.html")
         plain_nodes.on("node01", "mount", "-o", "remount,size=64m", output)
         resumed = plain_nodes.run("resume", run)
         assert resumed.returncode == 0, resumed.stderr

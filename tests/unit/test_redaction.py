@@ -26,6 +26,7 @@ from provision.diagnosis import diagnose
 from provision.diagnosis.case_code import decode
 from provision.output import Reporter
 from provision.report import NodeData, RunData, report_page
+from provision.report.data import configuration
 from provision.report.redaction import Known, redact
 from provision.summaries.report import described
 from trainer.reader import Row
@@ -92,6 +93,10 @@ KINDS = {
     "host of ssh": lambda r: (f"ssh: connect to host {(v := host(r))} port 22", [v]),
     "host of NCCL": lambda r: (f"\n{(v := host(r))}:4411:4412 [0] NCCL INFO x; {v} again", [v]),
     "host of a rendezvous": lambda r: (f"rdzv_endpoint={(v := host(r))}:29500", [v]),
+    "host of pdsh": lambda r: (f"\n{(v := host(r))}: [2026-11-26 22:07:55] [INFO] x\n{v}: Traceback (most", [v]),
+    "host of Slurm": lambda r: (f"SLURMD_NODENAME={(v := host(r))}", [v]),
+    "account of W&B": lambda r: (f"wandb: Currently logged in as: {(v := name(r))} ({(w := name(r))}) to x", [v, w]),
+    "serial number": lambda r: (f"Serial Number: {(v := letters(r, 13, string.digits))}", [v]),
     "user": lambda r: (f"USER={(v := name(r))}", [v]),
     "user of id": lambda r: (f"uid=1003({(v := name(r))}) gid=1003", [v]),
     "user in Chinese": lambda r: (f"用户名:{(v := name(r))}", [v]),
@@ -164,7 +169,7 @@ def page_of(run):
     return report_page(result.runs, NOW, result.removed), result
 
 
-@settings(max_examples=12)
+@settings(max_examples=max(6, settings.default.max_examples // 16))  # each has all kinds
 @given(st.integers(0, 1 << 32).map(Random))
 def test_no_kind_of_secret_reaches_the_page(random):
     values, texts = {}, []
@@ -211,6 +216,7 @@ def test_no_kind_of_secret_reaches_the_page(random):
         "127.0.0.1 0.0.0.0 ::1 localhost",
         "/usr/lib/x86_64-linux-gnu/libc.so.6 /opt/llm/releases/5f0c1d2e3a4b/lib/python3.12/site-packages/torch/nn/f.py",
         "/data/models/checkpoint-1000/model.safetensors",
+        "bf16: true\nstep1: 5\nnode: 3 of 16\nwandb: offline\nprocess group: gloo\nserial: no",
         "rank 3 failed first: exit code 1, SIGKILL (9), node 2 of 16",
         "训练在第 41250 步失败,损失为 0.8123",
     ],
@@ -245,6 +251,16 @@ def test_the_page_lists_what_was_removed_and_not_the_values():
     for value in ("Hunter2x", "10.1.2.", "alice", "ctl7"):
         assert value not in page
     assert 'id="removed"' not in report_page([run], NOW)
+
+
+def test_folders_of_file_names_are_removed_and_a_configuration_stays_readable():
+    text = "# of alice\nlr: 1e-4\ndb:\n  password: 'a b'\n  hosts: [gpu-a1.acme.com, 10.1.2.3]\n"
+    run = redact([RunData("r", files={"acme/sft.yaml": text, "bad.yaml": "a: [1"})]).runs[0]
+    assert configuration(run) == {
+        "folder-1/sft.yaml: lr": "1e-4",
+        "folder-1/sft.yaml: db.password": "***",
+        "folder-1/sft.yaml: db.hosts": "['host-1', 'address-1']",
+    }
 
 
 def test_the_case_code_survives():
