@@ -27,6 +27,7 @@ from provision.diagnosis.case_code import decode
 from provision.output import Reporter
 from provision.report import NodeData, RunData, report_page
 from provision.report.data import configuration
+from provision.report.names import RULES
 from provision.report.redaction import Known, redact
 from provision.summaries.report import described
 from trainer.reader import Row
@@ -251,6 +252,14 @@ def test_the_page_lists_what_was_removed_and_not_the_values():
     for value in ("Hunter2x", "10.1.2.", "alice", "ctl7"):
         assert value not in page
     assert 'id="removed"' not in report_page([run], NOW)
+
+
+def test_every_label_of_the_section_is_translated():
+    page, _ = page_of(RunData("r", diagnosis="\n".join(make(Random(7))[0] for make in KINDS.values())))
+    chinese = re.search(r"const zh = \{(.*?)\};", page, re.DOTALL)[1]
+    keys = re.findall(r'data-i="(\w+)"', re.search(r'id="removed".*?</section>', page)[0])
+    assert len(keys) > len(RULES)
+    assert [key for key in keys if not re.search(rf"\b{key}:", chinese)] == []
 
 
 def test_folders_of_file_names_are_removed_and_a_configuration_stays_readable():
