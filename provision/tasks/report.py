@@ -25,6 +25,7 @@ from trainer.reader import Pattern, Reader, Reading, Series
 if TYPE_CHECKING:
     from provision.run.found import Run
     from provision.session import Session
+    from provision.tasks.runs import Runs
 
 _DEADLINE = 120.0
 _MOST = 64 << 20  # bytes of each file of a node
@@ -54,14 +55,20 @@ def report_run(session: Session, word: str | None) -> Reported:
         UsageError: no run matches, or several do.
         NodesFailedError: no node answered.
     """
-    run, known = found = find(session, word)
+    found = find(session, word)
+    return Reported(gather(session, found), diagnose(session, found[0].id, found=found))
+
+
+def gather(session: Session, found: tuple[Run, Runs]) -> RunData:
+    """What the nodes of a run know of it. Changes nothing."""
+    run, known = found
     parts, missing = _gathered(session, run)
     try:
         series = read_run(session, run.id, found=found).series
     except (UsageError, NodesFailedError):  # it has printed no number yet, or its first node did not answer
         series = Series()
     record = records.read(records.folder_of(session.inventory.path, run.id)) or {}
-    data = RunData(
+    return RunData(
         run.id,
         run.state,
         tuple(parts[name].node for name in run.nodes if name in parts and parts[name].has_files),
@@ -71,7 +78,6 @@ def report_run(session: Session, word: str | None) -> Reported:
         missing={**known.silent(run), **missing},
         files={name: text for part in parts.values() for name, text in part.configurations.items()},
     )
-    return Reported(data, diagnose(session, run.id, found=found))
 
 
 @dataclass(frozen=True)
