@@ -23,7 +23,7 @@ from recorded_runs.cases import FOLDER, case
 
 from provision.cli import cli
 from provision.diagnosis import diagnose
-from provision.diagnosis.case_code import decode
+from provision.diagnosis.case_code import KNOWN, decode
 from provision.output import Reporter
 from provision.report import NodeData, RunData, report_page
 from provision.report.data import configuration
@@ -225,6 +225,12 @@ def test_no_kind_of_secret_reaches_the_page(random):
 def test_what_helps_support_stays(text):
     result = redact([RunData("r", diagnosis=text)])
     assert result.runs[0].diagnosis == text
+
+
+def test_ids_of_causes_and_checks_stay():
+    checks = [path.stem for path in (Path(__file__).parent / "recorded").glob("*.yaml")]
+    text = "\n".join([*KNOWN.values(), *checks])
+    assert redact([RunData("r", diagnosis=text)]).runs[0].diagnosis == text
 
 
 def test_the_same_value_is_the_same_word_in_all_runs_and_nodes_count_by_rank():
