@@ -106,8 +106,8 @@ DOMAIN = re.compile(
     re.ASCII,
 )
 SURE = re.compile(r"(?i)\.(?:com|org|edu|gov|cn|net|hk|tw|local|lan|internal|intranet|corp|localdomain)$")
-CODE = {  # the first parts of Python's dotted names, and of ids of causes and checks
-    *("nccl", "cuda", "cpu", "gpu", "mem", "net", "ib", "disk", "time", "file", "host", "rank", "master"),
+IDS = {"cpu.gov", "nccl.internal"}  # of a check and a cause, which look like domains
+CODE = {  # the first parts of Python's dotted names
     *("self", "cls", "torch", "torchvision", "torchaudio", "np", "numpy", "os", "sys", "logging", "logger", "log"),
     *("threading", "asyncio", "model", "module", "transformers", "datasets", "accelerate", "deepspeed", "trainer"),
     *("peft", "scipy", "skimage", "plan", "env", "config", "args", "dist", "nn", "triton", "apex", "huggingface_hub"),

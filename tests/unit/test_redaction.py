@@ -91,6 +91,7 @@ KINDS = {
     "node of the fabric": lambda _: ("secretnode7-ib0", ["secretnode7"]),
     "node's domain": lambda r: (f"secretnode7.{(v := name(r))}.com", [v, "secretnode7"]),
     "domain": lambda r: (f"{(v := name(r))}.example.{r.choice(['com', 'cn', 'org', 'local', 'internal'])}", [v]),
+    "domain of a common word": lambda r: (f"model.{(v := name(r))}.com", [v]),
     "host of ssh": lambda r: (f"ssh: connect to host {(v := host(r))} port 22", [v]),
     "host of NCCL": lambda r: (f"\n{(v := host(r))}:4411:4412 [0] NCCL INFO x; {v} again", [v]),
     "host of a rendezvous": lambda r: (f"rdzv_endpoint={(v := host(r))}:29500", [v]),
