@@ -124,6 +124,7 @@ def case_of(
     """
     record = next((each for each in evidence.records if verdict is not None and each.node == verdict.node), None)
     first = verdict.first if verdict is not None else None
+    blamed = record if verdict is not None and not verdict.unresolved else None
     ends = [event for event in record.events if event.get("event") == "exit"] if record else []
     last: Event = ends[-1] if ends else {}
     taken = [
@@ -141,8 +142,8 @@ def case_of(
         verdict.by_file if verdict is not None else False,
         len(evidence.records) + len({*evidence.missing} - {each.node for each in evidence.records}),
         len(evidence.missing),
-        record.node_rank if record is not None else None,
-        verdict.rank if verdict is not None else None,
+        blamed.node_rank if blamed is not None else None,
+        verdict.rank if verdict is not None and not verdict.unresolved else None,
         attempts,
         max(taken, default=None),
         _whole(last.get("rc")),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CLOSE = 0.5  # seconds within which the order of signs is unknown: the agent's interval (0.25 s) and clock differences
 QUIET = 60.0  # seconds after which a run has survived an exception, if others follow: a failed run is stopped sooner
+TIMEOUT = "nccl.timeout"  # starts the ids of causes whose rank did not arrive
 LAST = 15  # last lines that are shown if no cause was found
 
 _NO_RANK = 1 << 30  # a sign without a rank sorts after signs with one
@@ -54,6 +55,12 @@ class Verdict:
     reason: str = ""
     by_file: bool = False
     place: str = ""
+
+    @property
+    def unresolved(self) -> bool:
+        """Whether a collective timed out, and the logs do not say which rank did not arrive."""
+        first = self.first
+        return first is not None and first.cause.id.startswith(TIMEOUT) and "missing" not in first.captured
 
 
 def judge(evidence: Evidence, *, ended: bool = True) -> Verdict:

@@ -106,6 +106,7 @@ DOMAIN = re.compile(
     re.ASCII,
 )
 SURE = re.compile(r"(?i)\.(?:com|org|edu|gov|cn|net|hk|tw|local|lan|internal|intranet|corp|localdomain)$")
+IDS = {"cpu.gov", "nccl.internal"}  # of a check and a cause, which look like domains
 CODE = {  # the first parts of Python's dotted names
     *("self", "cls", "torch", "torchvision", "torchaudio", "np", "numpy", "os", "sys", "logging", "logger", "log"),
     *("threading", "asyncio", "model", "module", "transformers", "datasets", "accelerate", "deepspeed", "trainer"),

@@ -238,7 +238,8 @@ def _domains(text: str, names: Names, label: str) -> str:  # noqa: ARG001 - a st
         name = found[0]
         first, labels = name.partition(".")[0].lower(), name.count(".") + 1
         is_sure = patterns.SURE.search(name) is not None or labels > 2 or re.search(r"[\d-]", name) is not None
-        is_host = first not in patterns.CODE and (is_sure or name.endswith((".io", ".ai")))
+        is_code = first in patterns.CODE and (labels == 2 or patterns.SURE.search(name) is None)
+        is_host = not is_code and name not in patterns.IDS and (is_sure or name.endswith((".io", ".ai")))
         return names.place("host", name.lower()) if is_host else name
 
     return patterns.DOMAIN.sub(domain, text)

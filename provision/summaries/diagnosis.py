@@ -12,6 +12,7 @@ from provision.diagnosis.case_code import encode
 from provision.diagnosis.cause import Sign
 from provision.diagnosis.causes import TABLE
 from provision.diagnosis.conditions import RULES
+from provision.diagnosis.verdict import TIMEOUT
 from provision.env.text import number
 from provision.inventory import fold
 from provision.output_text import Summary, duration
@@ -90,9 +91,8 @@ def _verdict(verdict: Verdict, run: str) -> Iterator[str]:
         yield from _unknown(verdict)
         return
     alone = first.cause.alone if verdict.alone else ""
-    unresolved = first.cause.id.startswith("nccl.timeout") and "missing" not in first.captured
-    who = "the logs do not say which rank did not arrive" if unresolved else _who(first.node, first.rank)
-    failed = "" if unresolved else " did not arrive" if "missing" in first.captured else " failed first"
+    who = _UNRESOLVED if verdict.unresolved else _who(first.node, first.rank)
+    failed = "" if verdict.unresolved else " did not arrive" if "missing" in first.captured else " failed first"
     yield f"{who}{failed}: {first.says}{alone}"
     if verdict.by_file:
         yield "  the logs have no common time: of equal causes, the one in the first file counts"
@@ -243,7 +243,9 @@ def _case(case: Case, cause: Cause | None) -> Iterator[str]:
     if case.state in {"", "failed"} or case.cause:
         says = _without_values(cause.says) if cause else _unexplained(case)
         alone = cause.alone if cause and case.alone else ""
-        yield f"{who or 'the run'} failed first: {says}{alone}"
+        is_timeout = case.cause.startswith(TIMEOUT)
+        failed = f"{who or 'the run'} {'did not arrive' if is_timeout else 'failed first'}"
+        yield f"{failed if who or not is_timeout else _UNRESOLVED}: {says}{alone}"
         yield f"  cause {case.cause or 'unknown'}, confidence {case.confidence}"
     facts = (
         _numbered("attempt", case.attempts if case.attempts > 1 else None),
@@ -261,6 +263,7 @@ def _case(case: Case, cause: Cause | None) -> Iterator[str]:
     yield from _advice(Sign(cause, "").fix if cause else (), "")
 
 
+_UNRESOLVED = "the logs do not say which rank did not arrive"
 _NEWER = "a problem that this version of clusterctl does not know"
 
 

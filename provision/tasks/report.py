@@ -27,6 +27,7 @@ from trainer.reader import Pattern, Reader, Reading, Series
 if TYPE_CHECKING:
     from provision.run.found import Run
     from provision.session import Session
+    from provision.tasks.runs import Runs
 
 _DEADLINE = 120.0
 _MOST = 64 << 20  # bytes of each file of a node

@@ -1,6 +1,11 @@
 "use strict";
 (() => {
   const zh = {
+    removed: "已从报告中移除", removed_text: "同一个值在整个报告中对应同一个代称。本文件不含原值。", rule: "规则", word: "代称",
+    values: "不同的值", rule_run: "运行编号", rule_node: "节点名", rule_host: "其他主机名和域名", rule_address: "IP 地址",
+    rule_hardware: "MAC 地址和 GUID", rule_user: "用户名", rule_email: "电子邮件地址", rule_folder: "文件夹", rule_url: "网址",
+    rule_labelled: "带标签的机密(如 password=)", rule_token: "已知格式的令牌", rule_pem: "密钥和证书(PEM)",
+    rule_random: "随机字母和数字", rule_identifier: "UUID 和指纹",
     comparison: "运行对比", written: "生成工具:clusterctl", summary: "概要", differences: "差异", curves: "曲线",
     diagnosis: "诊断", attempts: "重启", nodes: "节点", configuration: "配置", events: "事件", run: "运行", state: "状态",
     node_count: "节点数", started: "开始时间", duration: "时长", last_step: "最后一步", last_loss: "最后的损失",
@@ -18,11 +23,6 @@
     samples: "采样数", slowest: "最慢的进程", preflight: "启动前的检查", verdict: "结论", check: "检查项", fix: "处理办法",
     v_passed: "通过", v_failed: "失败", v_warned: "警告", v_unknown: "未知", v_inapplicable: "不适用", left_out: "未参加",
     name: "名称", value: "值", kind: "事件", older: "未列出的较早事件:", elapsed: "经过时间",
-    removed: "已从报告中移除", removed_text: "同一个值在整个报告中对应同一个代称。本文件不含原值。", rule: "规则", word: "代称",
-    values: "不同的值", rule_run: "运行编号", rule_node: "节点名", rule_host: "其他主机名和域名", rule_address: "IP 地址",
-    rule_hardware: "MAC 地址和 GUID", rule_user: "用户名", rule_email: "电子邮件地址", rule_folder: "文件夹", rule_url: "网址",
-    rule_labelled: "带标签的机密(如 password=)", rule_token: "已知格式的令牌", rule_pem: "密钥和证书(PEM)",
-    rule_random: "随机字母和数字", rule_identifier: "UUID 和指纹",
     clock: "时刻", align: "横轴", smooth: "平滑", log: "损失用对数轴", marks: "显示事件", in: "放大", out: "缩小",
     left: "左移", right: "右移", reset: "全部", keys: "拖动可放大,双击复原;选中曲线后可用 ← → + - 0 键。", chart: "曲线",
     expected: "预期", expected_step: "每步的预期时间:", measured_step: "实测中位数:", no_band: "没有预期的每步时间:",

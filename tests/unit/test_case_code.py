@@ -143,6 +143,14 @@ def test_a_cause_of_a_newer_version_is_reported_as_such():
     assert newer.cause in text
 
 
+def test_a_timeout_without_a_rank_blames_no_rank():
+    found = next(
+        result for each in cases() if (result := diagnose(each.evidence)).verdict and result.verdict.unresolved
+    )  # fmt: skip
+    assert (found.case.node, found.case.rank) == (None, None)
+    assert "the logs do not say which rank did not arrive:" in case_output(decode(encode(found.case)))[1]
+
+
 def test_a_newer_format_is_refused_by_its_number(monkeypatch):
     monkeypatch.setattr("provision.diagnosis.case_code.FORMAT", 2)
     lines = encode(FULL)

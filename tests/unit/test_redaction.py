@@ -23,10 +23,11 @@ from recorded_runs.cases import FOLDER, case
 
 from provision.cli import cli
 from provision.diagnosis import diagnose
-from provision.diagnosis.case_code import decode
+from provision.diagnosis.case_code import KNOWN, decode
 from provision.output import Reporter
 from provision.report import NodeData, RunData, report_page
 from provision.report.data import configuration
+from provision.report.names import RULES
 from provision.report.redaction import Known, redact
 from provision.summaries.report import described
 from trainer.reader import Row
@@ -90,6 +91,7 @@ KINDS = {
     "node of the fabric": lambda _: ("secretnode7-ib0", ["secretnode7"]),
     "node's domain": lambda r: (f"secretnode7.{(v := name(r))}.com", [v, "secretnode7"]),
     "domain": lambda r: (f"{(v := name(r))}.example.{r.choice(['com', 'cn', 'org', 'local', 'internal'])}", [v]),
+    "domain of a common word": lambda r: (f"model.{(v := name(r))}.com", [v]),
     "host of ssh": lambda r: (f"ssh: connect to host {(v := host(r))} port 22", [v]),
     "host of NCCL": lambda r: (f"\n{(v := host(r))}:4411:4412 [0] NCCL INFO x; {v} again", [v]),
     "host of a rendezvous": lambda r: (f"rdzv_endpoint={(v := host(r))}:29500", [v]),
@@ -226,6 +228,12 @@ def test_what_helps_support_stays(text):
     assert result.runs[0].diagnosis == text
 
 
+def test_ids_of_causes_and_checks_stay():
+    checks = [path.stem for path in (Path(__file__).parent / "recorded").glob("*.yaml")]
+    text = "\n".join([*KNOWN.values(), *checks])
+    assert redact([RunData("r", diagnosis=text)]).runs[0].diagnosis == text
+
+
 def test_the_same_value_is_the_same_word_in_all_runs_and_nodes_count_by_rank():
     def of(name, *texts):
         nodes = tuple(NodeData(each, rank) for rank, each in enumerate(("zeus", "apollo")))
@@ -251,6 +259,14 @@ def test_the_page_lists_what_was_removed_and_not_the_values():
     for value in ("Hunter2x", "10.1.2.", "alice", "ctl7"):
         assert value not in page
     assert 'id="removed"' not in report_page([run], NOW)
+
+
+def test_every_label_of_the_section_is_translated():
+    page, _ = page_of(RunData("r", diagnosis="\n".join(make(Random(7))[0] for make in KINDS.values())))
+    chinese = re.search(r"const zh = \{(.*?)\};", page, re.DOTALL)[1]
+    keys = re.findall(r'data-i="(\w+)"', re.search(r'id="removed".*?</section>', page)[0])
+    assert len(keys) > len(RULES)
+    assert [key for key in keys if not re.search(rf"\b{key}:", chinese)] == []
 
 
 def test_folders_of_file_names_are_removed_and_a_configuration_stays_readable():
