@@ -8,7 +8,7 @@ FAULT = "/tmp/faults/slow-1"
 
 
 def test_sleeping_data_loader_is_named_until_it_is_over(training_nodes):
-    training_nodes.write("node02", FAULT, "0.2")
+    training_nodes.on("node02", "sh", "-c", f"mkdir -p {FAULT.rpartition('/')[0]} && echo 0.2 >{FAULT}")
     words = ("uneven.py", "--", "--step", "0.1", "--faults", FAULT.rpartition("/")[0])
     setting = ("--env", "CLUSTERCTL_STRAGGLER_ROUND=1")
     run = training_nodes.start("train", "--nodes", "2", *setting, *words, until=r"the others wait for rank")
