@@ -1,8 +1,8 @@
 """Joins the signals of all nodes into rounds on rank 0, and reports the straggler (``stragglers.py``).
 
 Every agent closes a round every ``ROUND`` seconds and sends its ranks' signals to rank 0. Rank 0 joins the newest ones
-of all nodes when its own round ends. So clocks need not agree. The rounds of two nodes may be a round apart: a straggler
-lasts longer than that.
+of all nodes when its own round ends. So clocks need not agree. The rounds of two nodes may be a round apart: a
+straggler lasts longer than that.
 
 A round counts only if the run trained in all of it and its steps arrived at their usual pace: while rank 0 saves a
 checkpoint or evaluates, the others rightly wait.
