@@ -27,6 +27,7 @@ from bench_measure import BenchError
 SLOW = 1  # the rank
 HEALTHY = 7  # rounds before the first fault
 NAMED = 12  # rounds in which a fault must be named
+CONSISTENT = 5  # rounds that name a rank
 STEP = 0.2  # seconds
 BATCH = "/var/tmp/batch"  # on every node
 TRAINER = Path(__file__).resolve().parents[2] / "tests/nodes/trainers/uneven.py"
@@ -77,6 +78,13 @@ def group(root: Path, pid: int, **settings: str) -> Iterator[None]:
         folder.rmdir()
 
 
+def pace(cluster: Nodes) -> float:
+    """Seconds of a step now: the machine's load changes them."""
+    lines = cluster.lines.text.count("\nstep ")
+    time.sleep(10)  # the measured time itself
+    return 10 / max(1, cluster.lines.text.count("\nstep ") - lines)
+
+
 @contextlib.contextmanager
 def quota(cluster: Nodes, pid: int) -> Iterator[None]:
     """Less of a processor than the rank needs."""
@@ -91,11 +99,8 @@ def quota(cluster: Nodes, pid: int) -> Iterator[None]:
 @contextlib.contextmanager
 def disk(cluster: Nodes, pid: int) -> Iterator[None]:
     """A disk that reads a batch in 1.15 times the time of a step."""
-    lines = cluster.lines.text.count("\nstep ")
-    time.sleep(10)  # the measured time itself
-    pace = 10 / max(1, cluster.lines.text.count("\nstep ") - lines)
     device = cluster.folder.stat().st_dev
-    limit = f"{os.major(device)}:{os.minor(device)} {int((256 << 10) / (1.15 * pace))}"
+    limit = f"{os.major(device)}:{os.minor(device)} {int((256 << 10) / (1.15 * pace(cluster)))}"
     with group(BLKIO, pid, blkio__throttle__read_bps_device=limit):
         yield
 
@@ -105,7 +110,7 @@ def data(cluster: Nodes, pid: int) -> Iterator[None]:
     """A data loader that sleeps."""
     del pid
     node = cluster.names[SLOW]
-    cluster.ssh(node, f"echo {0.15 * STEP} >/run/slow-{SLOW}").finish()
+    cluster.ssh(node, f"echo {0.12 * pace(cluster):.4f} >/run/slow-{SLOW}").finish()
     try:
         yield
     finally:
@@ -172,6 +177,7 @@ def measure(cluster: Nodes, faults: list[str], round_: float, keep: Path | None)
                 found = next(
                     (each for each in stragglers(run) if each["time"] > began and each["state"] == "slow"), None
                 )
+        time.sleep((CONSISTENT + 1) * round_)  # healthy rounds, so that none of the last fault counts for the next
         right = found is not None and (found["rank"], found["kind"]) == (SLOW, EXPECTED[name])
         seconds = None if found is None else round(found["time"] - began, 1)
         yield {"fault": name, "right": right, "seconds": seconds, "text": found and found["text"]}

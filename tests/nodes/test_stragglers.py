@@ -8,7 +8,7 @@ FAULT = "/tmp/faults/slow-1"
 
 
 def test_sleeping_data_loader_is_named_until_it_is_over(training_nodes):
-    training_nodes.write("node02", FAULT, "0.2")
+    training_nodes.on("node02", "sh", "-c", f"mkdir -p {FAULT.rpartition('/')[0]} && echo 0.2 >{FAULT}")
     words = ("uneven.py", "--", "--step", "0.1", "--faults", FAULT.rpartition("/")[0])
     setting = ("--env", "CLUSTERCTL_STRAGGLER_ROUND=1")
     run = training_nodes.start("train", "--nodes", "2", *setting, *words, until=r"the others wait for rank")
@@ -19,8 +19,6 @@ def test_sleeping_data_loader_is_named_until_it_is_over(training_nodes):
         name = training_nodes.last_run().name
         shown = training_nodes.run("status", name)
         assert "the others wait for rank 1 on node02" in shown.stdout, shown.stdout
-        diagnosed = training_nodes.run("diagnose", name)
-        assert "the others wait for rank 1 on node02" in diagnosed.stdout + diagnosed.stderr
         training_nodes.on("node02", "rm", FAULT)
         run.until(r"rank 1 on node02 no longer delays the others")
     finally:

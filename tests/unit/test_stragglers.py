@@ -81,6 +81,12 @@ def test_it_is_reported_once_and_when_it_is_over():
     assert found[1][0] - (len(HEALTHY) + 20) == CONSISTENT - 1
 
 
+def test_node_whose_signals_are_missing_is_not_over():
+    slow = ranks({}, {"data": 0.2}, {}, {})
+    without = Round({rank: each for rank, each in slow.ranks.items() if rank != 1})
+    assert len(news_of([*[slow] * 8, without, slow, without, slow, *[without] * 9])) == 1
+
+
 def test_another_rank_or_cause_replaces_the_named_one():
     one, two = ranks({}, {"data": 0.2}, {}, {}), ranks({}, {}, {}, {"disk": 0.2})
     found = news_of([*HEALTHY, *[one] * 9, *[two] * 9])

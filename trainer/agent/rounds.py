@@ -1,8 +1,8 @@
 """Joins the signals of all nodes into rounds on rank 0, and reports the straggler (``stragglers.py``).
 
 Every agent closes a round every ``ROUND`` seconds and sends its ranks' signals to rank 0. Rank 0 joins the newest ones
-of all nodes when its own round ends. So clocks need not agree, and rounds of different nodes overlap by half or more:
-a straggler lasts longer than that.
+of all nodes when its own round ends. So clocks need not agree. The rounds of two nodes may be a round apart: a
+straggler lasts longer than that.
 
 A round counts only if the run trained in all of it and its steps arrived at their usual pace: while rank 0 saves a
 checkpoint or evaluates, the others rightly wait.
@@ -77,6 +77,7 @@ class Stragglers:
         self._track = Track()
         self._steps = Steps()
         self._trained = True  # in all of this round
+        self._last: Dict[str, Any] = {}  # reports of the last round, by node
         control.rounds.clear()
 
     def gpus(self, values: Optional[List[Dict[str, Any]]]) -> None:
@@ -110,11 +111,11 @@ class Stragglers:
             self._control.link.send("round", **report)
             return
         trained, self._trained = self._trained, True
-        reports = dict(self._control.rounds)
+        new = dict(self._control.rounds, **{self._plan.node: report})
         self._control.rounds.clear()
+        late, self._last = self._last, new  # a report may arrive just after its round
         if trained:
-            reports[self._plan.node] = report
-            self._judge(join(reports))
+            self._judge(join({**late, **new}))
 
     def close(self) -> None:
         """End the collection."""

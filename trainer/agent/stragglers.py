@@ -428,7 +428,7 @@ def _over(named: Verdict, first: Sequence[Round], last: Sequence[Round]) -> bool
     measure = _MEASURES[named.measure]
     key = named.node if measure is _QUEUE else named.rank
     leads = (_grown(measure, first, last) if named.changed else _leads(measure, last)).get(key, [])
-    return all(lead < measure.each for lead in leads)
+    return bool(leads) and all(lead < measure.each for lead in leads)
 
 
 def _mean(values: Sequence[float]) -> float:
