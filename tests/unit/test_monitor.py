@@ -23,7 +23,7 @@ from provision.errors import UsageError
 from provision.model import Inventory, Result
 from provision.output_text import Line
 from provision.run.found import merge_runs, parse_runs
-from provision.run.view import POINTS, Watched, folded
+from provision.run.view import POINTS, Point, Watched, folded
 from provision.session import Session
 from provision.ssh.wire import NodeUnreachable
 from provision.summaries.monitor import (
@@ -165,6 +165,23 @@ def test_half_a_log_line_waits_for_its_end(recorded):
     head.add("run.log", " and half")
     refresh(watched, head)
     assert watched.view(0).lines[-1].text == "half and half"
+
+
+def test_half_a_sample_and_half_an_event_hide_nothing_else(recorded):
+    watched, head = begin(recorded), recorded[0]
+    refresh(watched, *recorded)
+    before = watched.view(0)
+    for step, file, half in [
+        (41, "metrics.jsonl", '{"time": 1795396200.0, "gp'),
+        (42, "events.jsonl", '{"event": "ha'),
+    ]:
+        head.add("events.jsonl", {"event": "progress", "step": step, "loss": 1.0})
+        with (head.folder / file).open("a") as opened:
+            opened.write(half)
+        refresh(watched, head)
+        assert watched.view(0).nodes == before.nodes
+        assert watched.view(0).points[-1] == Point(step, loss=1.0)
+        head.add(file, "")
 
 
 def test_a_long_log_is_read_from_near_its_end(recorded):
