@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import click
 
 from provision.cli.cluster import Selection, on_nodes
+from provision.cli.language import speaking
 from provision.cli.options import SECONDS, importing, number, reporting
 from provision.errors import UsageError
 from provision.output import Reporter
 from provision.session import Session
-from provision.summaries.words import LANGUAGES, Say, language_of
+from provision.summaries.words import Say
 
 if TYPE_CHECKING:
     from provision.cli.monitor_app import Monitor
@@ -28,7 +29,7 @@ RUNS = 200  # in the list of runs
 @click.command("monitor")
 @on_nodes
 @number("--every", type=SECONDS, default=2.0, show_default=True, metavar="SECONDS", help="Time between two refreshes.")
-@click.option("--language", type=click.Choice(["en", "zh"]), help="English or Chinese; the default is the locale's.")
+@speaking
 @click.option(
     "--picture",
     metavar="FILE",
@@ -44,17 +45,17 @@ def monitor_command(
     selection: Selection,
     run: str | None,
     every: float,
-    language: str | None,
     picture: Path | None,
     size: str,
     press: str,
+    say: Say,
 ) -> None:
     """Watch a run on the whole screen: nodes, GPUs, loss, throughput, log and events.
 
     RUN is a run's id or part of it. The default is the newest run. The key ? shows the keys. Quitting does not stop
     the run.
     """
-    columns_rows, say = _size(size), LANGUAGES[language or language_of(os.environ)]
+    columns_rows = _size(size)
     if picture is None:
         refuse_without_screen(run, as_json=bool(click.get_current_context().params.get("as_json")))
     with importing():

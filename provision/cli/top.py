@@ -9,17 +9,20 @@ import sys
 import click
 
 from provision.cli.cluster import Selection, no_answer, on_nodes
+from provision.cli.language import speaking
 from provision.cli.options import SECONDS, importing, number, reporting
 from provision.output import Reporter
 from provision.session import Session
+from provision.summaries.words import Say
 
 
 @click.command("top")
 @on_nodes
 @number("--every", type=SECONDS, default=2.0, show_default=True, metavar="SECONDS", help="Time between two samples.")
 @click.option("--once", is_flag=True, help="Print one snapshot. The default without a terminal, and with --json.")
+@speaking
 @reporting
-def top_command(reporter: Reporter, selection: Selection, every: float, *, once: bool) -> None:
+def top_command(reporter: Reporter, selection: Selection, every: float, *, once: bool, say: Say) -> None:
     """Watch nodes, with or without a run: GPUs, load, memory, network, and who uses the GPUs.
 
     The key g shows single GPUs, processes and the network. Nodes need no release, only Python 3.8 or newer.
@@ -36,14 +39,14 @@ def top_command(reporter: Reporter, selection: Selection, every: float, *, once:
         if once:
             view, unreachable = snapshot(session)
             width = shutil.get_terminal_size().columns if sys.stdout.isatty() else UNLIMITED
-            reporter.result(*top_output(view, unreachable, width))
+            reporter.result(*top_output(view, unreachable, width, say))
             if unreachable:
                 raise no_answer(session, unreachable, shown=True)
             return
         connect(session)
         quiet = Session(session.inventory, session.nodes, typed=session.typed, connections=session.connections)
         with Top(quiet, every) as top:
-            screen = TopScreen(top.view, every)
+            screen = TopScreen(top.view, every, say)
             screen.run()
     if screen.return_code:  # an unexpected error: textual has printed it
         click.get_current_context().exit(screen.return_code)

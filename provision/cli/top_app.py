@@ -11,6 +11,7 @@ from textual.binding import Binding, BindingType
 from provision.cli.monitor_panes import Pane
 from provision.output_text import Line
 from provision.summaries.top import TABLES, top_head
+from provision.summaries.words import Say, english
 
 if TYPE_CHECKING:
     from textual import events
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class TopScreen(App[None]):
-    """The screen: ``look`` returns what is known now, ``every`` are seconds between two refreshes."""
+    """The screen: ``look`` returns what is known now, ``every`` are seconds between two refreshes.
+
+    ``say`` gives the words in the user's language.
+    """
 
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -35,22 +39,23 @@ class TopScreen(App[None]):
     Pane:focus { border-title-style: reverse; }
     """
 
-    def __init__(self, look: Callable[[], View], every: float = 2.0) -> None:
+    def __init__(self, look: Callable[[], View], every: float = 2.0, say: Say = english) -> None:
         super().__init__(ansi_color=True)
-        self._look, self._every = look, every
+        self._look, self._every, self._say = look, every, say
         self._view: View | None = None
         self._table = 0
 
     def compose(self) -> ComposeResult:
         """The panes."""
         yield Pane("head")
-        yield Pane("table", TABLES[0][0])
+        yield Pane("table", self._say(TABLES[0][0]))
         yield Pane("hint")
 
     def on_mount(self) -> None:
         """Start refreshing."""
         self.query_one("#table").focus()
-        self.query_one("#hint", Pane).put([Line("q quit  g nodes, GPUs, processes, network  arrow keys scroll", "dim")])
+        keys = self._say("q quit  g nodes, GPUs, processes, network  arrow keys scroll")
+        self.query_one("#hint", Pane).put([Line(keys, "dim")])
         self.look()
         self.set_interval(min(1.0, self._every), self.look)
 
@@ -69,9 +74,9 @@ class TopScreen(App[None]):
         if view is None:
             return
         title, lines_of = TABLES[self._table]
-        table.border_title = title
-        table.put(lines_of(view, self.size.width, self.size.height))
-        self.query_one("#head", Pane).put([top_head(view, self.size.width)])
+        table.border_title = self._say(title)
+        table.put(lines_of(view, self.size.width, self.size.height, self._say))
+        self.query_one("#head", Pane).put([top_head(view, self.size.width, self._say)])
 
     def action_table(self, by: int) -> None:
         """Show another table."""

@@ -147,11 +147,6 @@ class Watched:
         """Where the next answer of a node continues."""
         return self._nodes[name].offsets
 
-    @property
-    def complete(self) -> bool:
-        """Whether every node has answered, or is known not to."""
-        return all(known.silent or known.offsets.log >= 0 for known in self._nodes.values())
-
     def silence(self, name: str, reason: str) -> None:
         """Record that a node does not answer."""
         self._nodes[name].silent = short(reason.partition("\n")[0])

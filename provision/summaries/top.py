@@ -11,13 +11,14 @@ from typing import Any
 from provision.output_text import Line, Summary, size
 from provision.run.view import NodeView, View
 from provision.summaries.monitor import gpu_lines, network_lines, node_lines
+from provision.summaries.words import Say, columns, cut, english, pad
 
 ALL = 1 << 20  # rows that fit: the pane scrolls
 UNLIMITED = 1 << 16  # columns of a pipe
 WIDE = 80  # columns of a command that are shown
 
 
-def top_head(view: View, width: int) -> Line:
+def top_head(view: View, width: int, say: Say = english) -> Line:
     """How many nodes and GPUs there are, and what they do together."""
     nodes, gpus = len(view.nodes), [gpu for node in view.nodes for gpu in node.gpus]
     silent = sum(bool(node.silent) for node in view.nodes)
@@ -25,25 +26,25 @@ def top_head(view: View, width: int) -> Line:
     power = [gpu.power for gpu in gpus if gpu.power is not None]
     parts = (
         clocks.strftime("%H:%M:%S", clocks.localtime(view.now)),
-        f"{nodes} node{'s' if nodes != 1 else ''}",
-        f"{silent} without an answer" if silent else "",
-        f"{len(gpus)} GPU{'s' if len(gpus) != 1 else ''}" if gpus else "",
-        f"use {fmean(use):.0f} %" if use else "",
+        say("{} nodes" if nodes != 1 else "{} node", nodes),
+        say("{} without an answer", silent) if silent else "",
+        say("{} GPUs" if len(gpus) != 1 else "{} GPU", len(gpus)) if gpus else "",
+        say("use {} %", f"{fmean(use):.0f}") if use else "",
         f"{sum(power):,.0f} W" if power else "",
     )
-    return Line("  ".join(filter(None, parts))[:width], "bold", None)
+    return Line(cut("  ".join(filter(None, parts)), width), "bold", None)
 
 
-def top_node_lines(view: View, width: int, _height: int = 0) -> list[Line]:
+def top_node_lines(view: View, width: int, _height: int = 0, say: Say = english) -> list[Line]:
     """A row for each node, however many there are."""
     if not view.nodes:
-        return [Line("no node", "dim", None)]
-    return node_lines(view, width, ALL)
+        return [Line(say("no node"), "dim", None)]
+    return node_lines(view, width, ALL, say)
 
 
-def process_lines(view: View, _width: int = 0, _height: int = 0) -> list[Line]:
+def process_lines(view: View, _width: int = 0, _height: int = 0, say: Say = english) -> list[Line]:
     """A row for each process on a GPU."""
-    rows = [["NODE", "GPU", "PID", "USER", "MEMORY", "COMMAND"]]
+    rows = [[say(name) for name in ("NODE", "GPU", "PID", "USER", "MEM", "COMMAND")]]
     rows += [
         [
             node.name,
@@ -57,9 +58,9 @@ def process_lines(view: View, _width: int = 0, _height: int = 0) -> list[Line]:
         for each in node.processes
     ]
     if len(rows) == 1:
-        return [Line("no process uses a GPU", "dim", None)]
-    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    texts = ["  ".join(f"{cell:<{each}}" for cell, each in zip(row, wide, strict=True)).rstrip() for row in rows]
+        return [Line(say("no process uses a GPU"), "dim", None)]
+    wide = [max(map(columns, column)) for column in zip(*rows, strict=True)]
+    texts = ["  ".join(pad(cell, each) for cell, each in zip(row, wide, strict=True)).rstrip() for row in rows]
     return [Line(texts[0], "dim", None), *(Line(text, "", None) for text in texts[1:])]
 
 
@@ -71,23 +72,23 @@ TABLES = (
 )
 
 
-def top_lines(view: View, width: int) -> list[Line]:
+def top_lines(view: View, width: int, say: Say = english) -> list[Line]:
     """A snapshot: the nodes, their GPUs, and the processes on them."""
-    lines = [top_head(view, width), *top_node_lines(view, width)]
+    lines = [top_head(view, width, say), *top_node_lines(view, width, say=say)]
     if any(node.gpus for node in view.nodes):
         each = width if width < UNLIMITED else 1  # one GPU a line, for other programs
-        lines += [Line(""), *gpu_lines(view, each), Line(""), *process_lines(view)]
+        lines += [Line(""), *gpu_lines(view, each, say=say), Line(""), *process_lines(view, say=say)]
     return lines
 
 
-def top_output(view: View, unreachable: Mapping[str, str], width: int) -> Summary:
+def top_output(view: View, unreachable: Mapping[str, str], width: int, say: Say = english) -> Summary:
     """One snapshot; numbers of ``--json`` are bytes, bytes per second, percent, watts, degrees Celsius and MHz."""
     data = {
         "time": view.now,
         "nodes": {node.name: _data(node) for node in view.nodes if not node.silent},
         "unreachable": dict(unreachable),
     }
-    return data, "\n".join(line.text for line in top_lines(view, width))
+    return data, "\n".join(line.text for line in top_lines(view, width, say))
 
 
 def _data(node: NodeView) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The monitor's words in English and Chinese, and texts whose signs are one or two columns wide.
+"""The words of ``monitor`` and ``top`` in English and Chinese, and texts whose signs are one or two columns wide.
 
 A text is looked up by its English form. Texts of nodes, agents and logs stay as they are. Words that the report also
 has are the same there, in ``templates/report/report.js``.
@@ -74,6 +74,16 @@ CHINESE: Mapping[str, str] = {
     "no sample of the network yet: rates need two samples": "还没有网络采样:速率需要两次采样",
     "out": "发",
     "in": "收",
+    # clusterctl top
+    "use {} %": "利用率 {} %",
+    "no node": "没有节点",
+    "GPU": "GPU",
+    "PID": "PID",
+    "USER": "用户",
+    "COMMAND": "命令",
+    "no process uses a GPU": "没有进程使用 GPU",
+    "processes on the GPUs": "GPU 上的进程",
+    "q quit  g nodes, GPUs, processes, network  arrow keys scroll": "q 退出  g 节点、GPU、进程、网络  方向键滚动",
     # what slows a GPU down
     "hw thermal": "硬件过热保护",
     "sw thermal": "温度限制",

@@ -20,10 +20,9 @@ from provision.render import render
 from provision.run import fields
 from provision.run.files import sources
 from provision.run.view import NodeView, View, node_view
+from provision.tasks.node_threads import NodeThreads
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from provision.session import Session
 
 AGAIN = 5.0  # seconds until a node that did not answer is asked again
@@ -67,35 +66,22 @@ def top_script(prefix: str, root: str, options: Sequence[str]) -> str:
     return render("run/top.sh.j2", prefix=prefix, root=root, loader=_LOADER, size=size, options=list(options))
 
 
-class Top:
+class Top(NodeThreads):
     """The threads that receive samples. In the ``with`` block, ``view`` returns what is known, and never waits."""
 
     def __init__(self, session: Session, every: float) -> None:
-        self._session = session
+        super().__init__(session, session.nodes, AGAIN)
         self._every = every
         self._script = _script(session, "--every", f"{every:g}")
         self._samples: dict[str, tuple[float, NodeView]] = {}  # by node: when it came, in monotonic seconds
         self._silent: dict[str, str] = {}
-        self._began = 0.0
-        self._over = threading.Event()
-        self._bug: Exception | None = None
-
-    def __enter__(self) -> Self:
-        _ = self._session.connections  # created in this thread
         self._began = time.monotonic()
-        for node in self._session.nodes:
-            threading.Thread(target=self._ask, args=(node,), name=f"top-{node.name}", daemon=True).start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._over.set()
 
     def view(self) -> View:
         """The nodes as they are known now. Raises the unexpected exception of a thread."""
-        if self._bug is not None:
-            raise self._bug
+        self.check()
         now = time.monotonic()
-        return View("", time.time(), nodes=tuple(self._node(node.name, now) for node in self._session.nodes))
+        return View("", time.time(), nodes=tuple(self._node(node.name, now) for node in self.session.nodes))
 
     def _node(self, name: str, now: float) -> NodeView:
         at, found = self._samples.get(name, (self._began, NodeView(name)))
@@ -104,19 +90,16 @@ class Top:
             why = f"no sample for {now - at:.0f} s"
         return NodeView(found.name, state="no answer", silent=why) if why else found
 
-    def _ask(self, node: Node) -> None:
-        while not self._over.is_set():
-            try:
-                result = self._session.connections[node].run(
-                    self._script, stdin=program_until(self._over), on_line=lambda line: self._take(node.name, line)
-                )
-                self._silent[node.name] = ended(result.err, result.rc)
-            except ClusterctlError as error:
-                self._silent[node.name] = str(getattr(error, "reason", "") or error).partition("\n")[0]
-            except Exception as error:  # noqa: BLE001 - ``view`` raises it in the thread that shows
-                self._bug = error
-                return
-            self._over.wait(AGAIN)
+    def ask(self, node: Node) -> None:
+        """Take samples until the sampler ends."""
+        result = self.session.connections[node].run(
+            self._script, stdin=program_until(self.over), on_line=lambda line: self._take(node.name, line)
+        )
+        self.silence(node, ended(result.err, result.rc))
+
+    def silence(self, node: Node, reason: str) -> None:
+        """Record that a node does not answer."""
+        self._silent[node.name] = reason
 
     def _take(self, name: str, line: str) -> None:
         sample = fields.read(line)

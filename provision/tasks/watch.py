@@ -6,17 +6,15 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from provision.errors import ClusterctlError
 from provision.model import Node
 from provision.render import render
 from provision.run.found import Run
 from provision.run.view import SAMPLES, View, Watched
 from provision.ssh.remote import reading
+from provision.tasks.node_threads import NodeThreads
 from provision.tasks.runs import by_name, find
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from provision.session import Session
 
 EVERY = 2.0  # seconds between two questions to a node
@@ -25,67 +23,52 @@ _HISTORY = 1 << 20  # bytes of events in one answer
 _DEADLINE = 15.0  # seconds for an answer
 
 
-class Watch:
+class Watch(NodeThreads):
     """The threads that ask. In the ``with`` block, ``view`` returns what is known, and never waits for a node."""
 
     def __init__(self, session: Session, run: Run, every: float = EVERY) -> None:
-        self.session = session
+        nodes = by_name(session.inventory)
+        self._logs = {part.node: part.logs for part in run.parts if part.node in nodes}
+        super().__init__(session, [nodes[name] for name in self._logs], every)
         self.run = run
-        self._every = every
         self._watched = Watched(run, [node.name for node in session.inventory.nodes])
         self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._bug: Exception | None = None
+        self._waits_for = set(self._logs)
         self.answered = threading.Event()  # set when every node has answered, or is known not to
-
-    def __enter__(self) -> Self:
-        _ = self.session.connections  # created in this thread
-        nodes = by_name(self.session.inventory)
-        for part in self.run.parts:
-            if part.node in nodes:
-                arguments = (nodes[part.node], part.logs)
-                threading.Thread(target=self._ask, args=arguments, name=f"watch-{part.node}", daemon=True).start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._over.set()
 
     def view(self) -> View:
         """The run as it is known now. Raises the unexpected exception of a thread."""
-        if self._bug is not None:
-            raise self._bug
+        self.check()
         with self._lock:
             return self._watched.view(time.time())
 
-    def _ask(self, node: Node, logs: str) -> None:
-        first = True
-        while not self._over.is_set():
-            try:
-                out = self.session.run(node, self._script(node.name, logs, first=first), deadline=_DEADLINE).out
-                with self._lock, reading(node):
-                    self._watched.take(node.name, out)
-                first = False
-            except ClusterctlError as error:
-                with self._lock:
-                    self._watched.silence(node.name, str(getattr(error, "reason", "") or error))
-            except Exception as error:  # noqa: BLE001 - ``view`` raises it in the thread that shows
-                self._bug = error
-                self.answered.set()
-                return
-            with self._lock:
-                if self._watched.complete:
-                    self.answered.set()
-            self._over.wait(self._every)
+    def ask(self, node: Node) -> None:
+        """Take the next answer of a node."""
+        out = self.session.run(node, self._script(node.name), deadline=_DEADLINE).out
+        with self._lock, reading(node):
+            self._watched.take(node.name, out)
+            self._known(node)
 
-    def _script(self, name: str, logs: str, *, first: bool) -> str:
+    def silence(self, node: Node, reason: str) -> None:
+        """Record that a node does not answer."""
+        with self._lock:
+            self._watched.silence(node.name, reason)
+            self._known(node)
+
+    def _known(self, node: Node) -> None:
+        self._waits_for.discard(node.name)
+        if not self._waits_for:
+            self.answered.set()
+
+    def _script(self, name: str) -> str:
         with self._lock:
             offsets, reporter = self._watched.offsets(name), self._watched.reporter
         return watch_script(
             str(self.session.inventory.root),
-            logs,
+            self._logs[name],
             events=offsets.events,
             log=offsets.log,
-            samples=SAMPLES if first else 2,
+            samples=SAMPLES if offsets.log < 0 else 2,
             progress=name == reporter,
         )
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,8 @@ from provision.cli.top_app import TopScreen
 from provision.model import Result
 from provision.run.view import View, node_view
 from provision.ssh.remote import NodeUnreachable
-from provision.summaries.top import UNLIMITED, process_lines, top_head, top_lines, top_node_lines, top_output
+from provision.summaries.top import TABLES, UNLIMITED, process_lines, top_head, top_lines, top_node_lines, top_output
+from provision.summaries.words import CHINESE, chinese
 from provision.tasks.top import Top, program, top_script
 from trainer.agent import top
 
@@ -126,9 +128,27 @@ def test_rows_of_nodes_and_processes():
     assert process_lines(view_of())[0].text == "no process uses a GPU"
 
 
+def test_every_text_is_known_in_chinese():
+    asked = set()
+
+    def say(text, *values):
+        asked.add(text)
+        return chinese(text, *values)
+
+    silent = replace(node_view("gpu02", {}), state="no answer", silent="no route to host")
+    views = (view_of(node_view("gpu01", sample()), silent), view_of(node_view("gpu01", {})), view_of())
+    lines = [line.text for view in views for line in [*top_lines(view, 300, say), *process_lines(view, say=say)]]
+    for title, lines_of in TABLES:
+        lines += [say(title), *(line.text for view in views for line in lines_of(view, 300, 40, say))]
+    assert asked - set(CHINESE) <= {""}
+    text = "\n".join(lines)
+    for expected in ("2 个节点  1 个无应答  8 个 GPU  利用率 94 %", "硬件过热保护 (1)", "gpu02  无应答", "没有节点"):
+        assert expected in text
+    assert "显存    命令" in text  # columns of two wide signs
+
+
 def test_a_snapshot_is_one_json_object_and_a_table():
-    silent = node_view("gpu02", {})
-    silent = type(silent)("gpu02", state="no answer", silent="no route to host")
+    silent = replace(node_view("gpu02", {}), state="no answer", silent="no route to host")
     data, text = top_output(view_of(node_view("gpu01", sample()), silent), {"gpu02": "no route to host"}, UNLIMITED)
     assert json.loads(json.dumps(data, allow_nan=False))["nodes"]["gpu01"]["gpus"][0]["throttle"] == [
         "hw_thermal_slowdown"
