@@ -542,6 +542,6 @@ def test_costs_of_the_agent(run):
     memory = sum(
         int(Path(f"/proc/{state[key]}/status").read_text().split("VmRSS:")[1].split()[0]) for key in ("pid", "guard")
     )
-    assert woken < 14  # a second; four looks at the files that grow, and four at what the ranks wait for
+    assert woken < 13  # a second; four looks at the files that grow, five at what the ranks wait for (signals.FASTEST)
     assert share < 0.02  # of CPU time; it is an eighth of that
     assert memory < 40 << 10  # kB
