@@ -35,7 +35,7 @@ from .processes import Stat, environment_of, read
 from .queues import Queues
 
 SAMPLES = 32.0  # looks at ranks per second, all ranks together; at most
-FASTEST = 0.2  # seconds between looks at one rank, on average
+FASTEST = 0.25  # seconds between looks at one rank, on average
 QUEUES = 0.4  # seconds between looks at the sockets
 QUEUED = 16 << 10  # bytes in a socket that count as waiting
 WORKERS = 8  # of a rank that are looked at

@@ -38,7 +38,6 @@ NOISE = 5.0  # standard errors that are no change: of the hundreds of judgements
 
 EACH = 0.03  # lead in each of the rounds
 MEAN = 0.06  # and on average: of a rank that is 10 % slower, the others wait 9 % of the time
-OWN_CAUSE = 0.5  # part of the lead that a cause explains
 CLOCK_ALONE = (
     0.1  # a change without such a reason: at the power limit, healthy clocks differ by 5 % from second to second
 )
@@ -161,17 +160,20 @@ def advance(track: Track, new: Round) -> Tuple[Track, List[Tuple[Verdict, bool]]
 
 def judge(first: Sequence[Round], last: Sequence[Round]) -> Optional[Verdict]:
     """The slow rank in ``last``, the rounds to judge; ``first`` are the rounds with the usual work."""
-    suspected = False
-    for measure in _ORDER:
-        leads, grown = _leads(measure, last), _grown(measure, first, last)
-        late = (grown or leads).values() if measure in (_BUSY, _IDLE) else ()
-        suspected = suspected or any(min(each) >= measure.each for each in late)
-        for rank in sorted(leads, key=lambda rank: -_mean(leads[rank])):
-            found = _verdict(measure, first, last, rank, leads[rank], grown.get(rank))
-            if found is not None:
-                return found
+    for group in _ORDER:
+        found = [verdict for measure in group for verdict in _verdicts(measure, first, last)]
+        if found:
+            return max(found, key=lambda verdict: verdict.by)
     # A rank that is late also reads late what others sent to it: their queues are no evidence against a link.
+    late = [_grown(measure, first, last) or _leads(measure, last) for measure in (_BUSY, _IDLE)]
+    suspected = any(min(each) >= EACH for leads in late for each in leads.values())
     return None if suspected else _link_verdict(first, last)
+
+
+def _verdicts(measure: _Measure, first: Sequence[Round], last: Sequence[Round]) -> List[Verdict]:
+    leads, grown = _leads(measure, last), _grown(measure, first, last)
+    each = [_verdict(measure, first, last, rank, leads[rank], grown.get(rank)) for rank in leads]
+    return [verdict for verdict in each if verdict is not None]
 
 
 class _Measure(NamedTuple):
@@ -224,8 +226,14 @@ _RUN = _Measure("run", lambda one: {rank: each.run for rank, each in one.ranks.i
 _IDLE = _Measure("idle", _idle, EACH, MEAN)
 _POWER = _Measure("power", _power, POWER_EACH, POWER_MEAN, relative=True)
 _QUEUE = _Measure("queue", _queues, EACH, MEAN)
-_ORDER = (_SHARE, _CLOCK, _BUSY, _RUN, _IDLE, _POWER)
-_MEASURES = {each.name: each for each in (*_ORDER, _QUEUE)}
+_DISK = _Measure("disk", lambda one: {rank: each.disk for rank, each in one.ranks.items()}, EACH, MEAN)
+_DATA = _Measure("data", lambda one: {rank: each.data for rank, each in one.ranks.items()}, EACH, MEAN)
+_DELAY = _Measure(
+    "delay", lambda one: {rank: max(each.delay, each.stall) for rank, each in one.ranks.items()}, EACH, MEAN
+)
+_HOST = (_DISK, _DATA, _DELAY)
+_ORDER = ((_SHARE,), (_CLOCK,), _HOST, (_RUN,), (_IDLE,), (_POWER,))  # of equals, the largest lead counts
+_MEASURES = {each.name: each for each in (*(each for group in _ORDER for each in group), _QUEUE)}
 
 
 def median(values: Sequence[float]) -> float:
@@ -306,7 +314,7 @@ def _verdict(
 ) -> Optional[Verdict]:
     found = Verdict(rank, last[-1].ranks[rank].node, measure.name, "", _mean(leads), "")
     if _consistent(measure, leads):
-        cause = _cause_of_lead(measure, last, rank, found.by)
+        cause = _cause_of_lead(measure, last, rank)
         if cause is not None:
             return found._replace(cause=cause[0], detail=cause[1])
     if _changed(measure, first, rank, grown):
@@ -321,16 +329,13 @@ def _verdict(
 _FOREIGN = (SHARE, "another process uses its GPU")
 
 
-def _cause_of_lead(measure: _Measure, last: Sequence[Round], rank: int, lead: float) -> Optional[Tuple[str, str]]:
+def _cause_of_lead(measure: _Measure, last: Sequence[Round], rank: int) -> Optional[Tuple[str, str]]:
     """The cause that explains a lead, whatever was before; None if it may be the rank's usual work."""
     if measure is _SHARE:
         return _FOREIGN
     if measure is _CLOCK:
         return _slow_clock(last, rank) if all(card.slowed >= SLOWED for card in _cards(last, rank)) else None
-    if measure in (_BUSY, _IDLE) and _gpu_waits(last, rank):
-        cause, detail, part = _host_cause(last, rank)
-        return (cause, detail) if part >= max(EACH, OWN_CAUSE * lead) else None
-    return None
+    return _host_cause(measure, last, rank) if measure in _HOST and _is_late(last, rank) else None
 
 
 def _cause_of_change(
@@ -356,30 +361,27 @@ def _slow_clock(last: Sequence[Round], rank: int) -> Tuple[str, str]:
     return CLOCK, "its GPU runs at %d MHz" % _mean([card.clock or 0.0 for card in _cards(last, rank)])
 
 
-def _host_cause(last: Sequence[Round], rank: int) -> Tuple[str, str, float]:
-    """The likeliest cause on a rank's node, with the part of the time that it takes more than on others."""
-    own = [one.ranks[rank] for one in last]
-
-    def excess(value: Callable[[Rank], float]) -> float:
-        return _mean([ahead({number: value(each) for number, each in one.ranks.items()})[rank] for one in last])
-
-    waits = max(excess(lambda each: each.delay), excess(lambda each: each.stall))
-    disk, data = excess(lambda each: each.disk), excess(lambda each: each.data)
-    if disk >= max(waits, data):
-        return DISK, "it waits for a disk %s of the time" % percent(_mean([each.disk for each in own])), disk
-    if data >= waits:
-        return DATA, "it waits for its data loader %s of the time" % percent(_mean([each.data for each in own])), data
-    if _mean([each.quota for each in own]) >= QUOTA:
-        return CPU, "its cgroup uses up its CPU quota", waits
-    share = percent(max(_mean([each.delay for each in own]), _mean([each.stall for each in own])))
-    return CPU, "it waits for a processor %s of the time" % share, waits
+def _host_cause(measure: _Measure, last: Sequence[Round], rank: int) -> Tuple[str, str]:
+    """The cause on a rank's node."""
+    share = percent(_mean([measure.values(one)[rank] for one in last]))
+    if measure is _DISK:
+        return DISK, "it waits for a disk %s of the time" % share
+    if measure is _DATA:
+        return DATA, "it waits for its data loader %s of the time" % share
+    if _mean([one.ranks[rank].quota for one in last]) >= QUOTA:
+        return CPU, "its cgroup uses up its CPU quota"
+    return CPU, "it waits for a processor %s of the time" % share
 
 
-def _gpu_waits(last: Sequence[Round], rank: int) -> bool:
-    """Whether a rank's GPU is used less than those of the others; true without GPUs."""
-    each = [ahead(_idle(one)).get(rank) for one in last]
-    known = [lead for lead in each if lead is not None]
-    return _mean(known) >= EACH if known else last[-1].ranks[rank].gpu is None
+def _is_late(last: Sequence[Round], rank: int) -> bool:
+    """Whether the others wait: its GPU is used less than theirs, or without GPUs they are busy for less of the time.
+
+    A rank that waits for data may have less to do otherwise, or its GPU has work in the meantime.
+    """
+    if last[-1].ranks[rank].gpu is None:
+        return _mean([ahead(_BUSY.values(one)).get(rank, 0.0) for one in last]) >= EACH
+    known = [lead for lead in (ahead(_idle(one)).get(rank) for one in last) if lead is not None]
+    return bool(known) and _mean(known) >= EACH
 
 
 def _others_fell(first: Sequence[Round], last: Sequence[Round], rank: int) -> bool:
