@@ -23,7 +23,7 @@ REPLACED = {
     "model": lambda value: f"sizes/{value}" if value in PUBLISHED else value,
     "block_size": lambda value: min(int(value), 128),
     "batch_size": lambda _: 2,
-    "global_batch": lambda _: 16,
+    "global_batch": lambda _: 8,
     "accumulation": lambda _: 2,
     "max_iters": lambda value: 2 + min(int(value), 20_000) // 2000,  # more steps stay more steps
     "warmup_iters": lambda _: 1,
