@@ -142,6 +142,8 @@ def test_killed_agent_is_reported_by_its_guard(run, tmp_path):
         (1, {"event": "notice", "text": "x", "kind": "restart"}, False, None),
         (1, {"event": "notice", "text": "x", "kind": "disk_full"}, False, "disk_full"),
         (1, {"event": "notice", "text": "x", "kind": "slowdown"}, False, "slowdown"),
+        (0, {"event": "straggler", "text": "x", "kind": "disk", "state": "slow"}, False, "slowdown"),
+        (0, {"event": "straggler", "text": "x", "kind": "disk", "state": "over"}, False, None),
         (1, {"event": "hang", "kind": "silent", "rank": 2, "text": "x"}, False, "hang"),
         (0, {"event": "notice", "text": "x"}, False, None),
         (0, {"event": "notice", "text": "x", "kind": "other"}, False, None),
