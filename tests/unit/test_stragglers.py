@@ -102,6 +102,12 @@ def test_slow_link_is_named_by_the_queue_of_the_sender():
     assert "data from node02 to node03 waits 90 % of the time" in sentence(verdict)
 
 
+def test_node_at_both_full_queues_has_the_slow_link():
+    full = ranks({}, {}, {}, queues={("node03", "node02"): 0.5, ("node02", "node01"): 0.2})
+    ((_, verdict, _),) = news_of([full] * 9)
+    assert (verdict.rank, verdict.node, verdict.cause) == (1, "node02", "link")
+
+
 def test_queues_to_a_rank_that_is_late_do_not_blame_the_sender():
     late = ranks({}, {"data": 0.3}, {}, queues={("node01", "node02"): 0.9})
     assert [verdict.cause for _, verdict, _ in news_of([late] * 9)] == ["data"]
