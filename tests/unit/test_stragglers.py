@@ -287,6 +287,13 @@ def test_faults_of_a_real_training_are_named_as_the_agent_recorded_them():
     ]  # fmt: skip
 
 
+def test_faults_of_a_training_over_gloo_are_named_as_the_agents_recorded_them():
+    """scripts/benchmarks/stragglers.py on three nodes of a busy machine, with rounds of 5 s."""
+    found = news_of([from_object(each) for each in recorded("faults_gloo.jsonl")])
+    named = [(verdict.rank, verdict.cause) for _, verdict, slow in found if slow]
+    assert named == [(1, "data"), (1, "disk"), (1, "cpu"), (1, "link")]
+
+
 def test_power_alone_shows_the_waiting_h100():
     blind = [
         one._replace(
