@@ -110,7 +110,7 @@ def data(cluster: Nodes, pid: int) -> Iterator[None]:
     """A data loader that sleeps."""
     del pid
     node = cluster.names[SLOW]
-    cluster.ssh(node, f"echo {0.12 * pace(cluster):.4f} >/run/slow-{SLOW}").finish()
+    cluster.ssh(node, f"echo {0.15 * pace(cluster):.4f} >/run/slow-{SLOW}").finish()
     try:
         yield
     finally:

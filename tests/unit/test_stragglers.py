@@ -102,6 +102,12 @@ def test_slow_link_is_named_by_the_queue_of_the_sender():
     assert "data from node02 to node03 waits 90 % of the time" in sentence(verdict)
 
 
+def test_node_at_both_full_queues_has_the_slow_link():
+    full = ranks({}, {}, {}, queues={("node03", "node02"): 0.5, ("node02", "node01"): 0.2})
+    ((_, verdict, _),) = news_of([full] * 9)
+    assert (verdict.rank, verdict.node, verdict.cause) == (1, "node02", "link")
+
+
 def test_queues_to_a_rank_that_is_late_do_not_blame_the_sender():
     late = ranks({}, {"data": 0.3}, {}, queues={("node01", "node02"): 0.9})
     assert [verdict.cause for _, verdict, _ in news_of([late] * 9)] == ["data"]
@@ -279,6 +285,13 @@ def test_faults_of_a_real_training_are_named_as_the_agent_recorded_them():
     assert [(verdict.rank, verdict.cause, named) for _, verdict, named in found] == [
         (1, "shared GPU", True), (1, "shared GPU", False), (1, "data", True),
     ]  # fmt: skip
+
+
+def test_faults_of_a_training_over_gloo_are_named_as_the_agents_recorded_them():
+    """scripts/benchmarks/stragglers.py on three nodes of a busy machine, with rounds of 5 s."""
+    found = news_of([from_object(each) for each in recorded("faults_gloo.jsonl")])
+    named = [(verdict.rank, verdict.cause) for _, verdict, slow in found if slow]
+    assert named == [(1, "data"), (1, "disk"), (1, "cpu"), (1, "link")]
 
 
 def test_power_alone_shows_the_waiting_h100():

@@ -418,18 +418,27 @@ def _link_verdict(first: Sequence[Round], last: Sequence[Round]) -> Optional[Ver
         to = max((pair for pair in last[-1].queues if pair[0] == node), key=last[-1].queues.__getitem__, default=None)
         if to is None:
             continue
-        rank = min(number for number, one in last[-1].ranks.items() if one.node == node)
         share = percent(_mean([_queues(one)[node] for one in last]))
         detail = "data from %s to %s waits %s of the time" % (node, to[1], share)
-        return Verdict(rank, node, _QUEUE.name, LINK, _mean(leads[node]), detail, to[1], changed)
+        # Acknowledgements wait too: a node with a slow link fills its own queues and those of others to it.
+        at_end = to[1] in _queues(last[-1]) and _traffic(last, to[1]) > _traffic(last, node)
+        one, other = (to[1], node) if at_end else (node, to[1])
+        rank = min(number for number, each in last[-1].ranks.items() if each.node == one)
+        return Verdict(rank, one, _QUEUE.name, LINK, _mean(leads[node]), detail, other, changed)
     return None
+
+
+def _traffic(last: Sequence[Round], node: str) -> float:
+    """The queues of a node and those of others to it, together."""
+    return _mean([sum(share for pair, share in one.queues.items() if node in pair) for one in last])
 
 
 def _over(named: Verdict, first: Sequence[Round], last: Sequence[Round]) -> bool:
     """Whether a named rank is as fast as the others again: no lead in any of the rounds."""
     measure = _MEASURES[named.measure]
-    key = named.node if measure is _QUEUE else named.rank
-    leads = (_grown(measure, first, last) if named.changed else _leads(measure, last)).get(key, [])
+    keys = (named.node, named.to) if measure is _QUEUE else (named.rank,)
+    known = _grown(measure, first, last) if named.changed else _leads(measure, last)
+    leads = [lead for key in keys for lead in known.get(key, ())]
     return bool(leads) and all(lead < measure.each for lead in leads)
 
 
