@@ -10,7 +10,7 @@ from typing import Any
 
 from provision.output_text import Line, Summary, size
 from provision.run.view import NodeView, View
-from provision.summaries.monitor import gpu_lines, network_lines, node_lines
+from provision.summaries import monitor
 from provision.summaries.words import Say, columns, cut, english, pad
 
 ALL = 1 << 20  # rows that fit: the pane scrolls
@@ -39,7 +39,7 @@ def top_node_lines(view: View, width: int, _height: int = 0, say: Say = english)
     """A row for each node, however many there are."""
     if not view.nodes:
         return [Line(say("no node"), "dim", None)]
-    return node_lines(view, width, ALL, say)
+    return monitor.node_lines(view, width, ALL, say)
 
 
 def process_lines(view: View, _width: int = 0, _height: int = 0, say: Say = english) -> list[Line]:
@@ -64,12 +64,8 @@ def process_lines(view: View, _width: int = 0, _height: int = 0, say: Say = engl
     return [Line(texts[0], "dim", None), *(Line(text, "", None) for text in texts[1:])]
 
 
-TABLES = (
-    ("nodes", top_node_lines),
-    ("GPUs: use, memory, temperature, power, SM clock, throttling", gpu_lines),
-    ("processes on the GPUs", process_lines),
-    ("network: interfaces and InfiniBand ports", network_lines),
-)
+_, _GPUS, _NETWORK = monitor.TABLES
+TABLES = (("nodes", top_node_lines), _GPUS, ("processes on the GPUs", process_lines), _NETWORK)
 
 
 def top_lines(view: View, width: int, say: Say = english) -> list[Line]:
@@ -77,7 +73,7 @@ def top_lines(view: View, width: int, say: Say = english) -> list[Line]:
     lines = [top_head(view, width, say), *top_node_lines(view, width, say=say)]
     if any(node.gpus for node in view.nodes):
         each = width if width < UNLIMITED else 1  # one GPU a line, for other programs
-        lines += [Line(""), *gpu_lines(view, each, say=say), Line(""), *process_lines(view, say=say)]
+        lines += [Line(""), *monitor.gpu_lines(view, each, say=say), Line(""), *process_lines(view, say=say)]
     return lines
 
 
