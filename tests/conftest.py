@@ -17,7 +17,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # No deadline and no warning about slow generators: on a busy machine an example may take any time.
 BUSY = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 # The same examples in each run, so that a failure comes from a change. `scripts/test fuzz` tries 10,000 new ones.
-hypothesis.settings.register_profile("clusterctl", derandomize=True, **BUSY)
+hypothesis.settings.register_profile("clusterctl", max_examples=50, derandomize=True, **BUSY)
 hypothesis.settings.register_profile("nightly", max_examples=10_000, print_blob=True, **BUSY)
 hypothesis.settings.load_profile("clusterctl")
 

@@ -25,7 +25,7 @@ REPLACED = {
     "batch_size": lambda _: 2,
     "global_batch": lambda _: 8,
     "accumulation": lambda _: 2,
-    "max_iters": lambda value: 2 + min(int(value), 20_000) // 2000,  # more steps stay more steps
+    "max_iters": lambda value: 2 + min(int(value), 20_000) // 3000,  # many more steps stay more steps
     "warmup_iters": lambda _: 1,
     "eval_interval": lambda _: 100,  # the last step is evaluated
     "eval_iters": lambda _: 2,
