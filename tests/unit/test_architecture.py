@@ -120,12 +120,12 @@ def test_the_picture_has_every_import_between_layers_and_no_other():
 
 
 @pytest.mark.parametrize(("file", "function"), re.findall(r"`((?:provision|trainer)/[\w/]+\.py):(\w+)`", PAGE))
-def test_a_function_of_the_four_paths_exists(file, function):
+def test_a_function_of_the_paths_exists(file, function):
     assert function in {node.name for node in ast.walk(tree(ROOT / file)) if isinstance(node, ast.FunctionDef)}
 
 
-def test_the_four_paths_are_checked():
-    paths = PAGE.partition("## Four paths\n")[2].partition("\n## ")[0]
+def test_the_paths_are_checked():
+    paths = PAGE.partition("## Paths through the code\n")[2].partition("\n## ")[0]
     assert paths.count(".py:") == len(re.findall(r"`[\w/]+\.py:\w+`", paths)) >= 20
     for template in re.findall(r"`(templates/[^`]+)`", paths):
         assert (ROOT / template).is_file(), template
