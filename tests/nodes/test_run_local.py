@@ -123,7 +123,7 @@ def test_compare_and_bisect_resumes_after_ctrl_c(alone, monkeypatch):
     asked = alone.run("compare", "good", "bad")
     assert asked.returncode == 0, asked.stderr
     assert "this machine has no record of it" in asked.stdout
-    assert "because the record of BAD lacks them: arguments" in asked.stdout
+    assert re.search(r"because the record of BAD lacks them: .*arguments", asked.stdout), asked.stdout
     hidden.rename(kept)
     argv = ("compare", "good", "bad", "--bisect", "--json", "--", "tiny.py", "--steps", "2")
     for name, value in alone.environ.items():
