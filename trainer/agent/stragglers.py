@@ -1,6 +1,6 @@
 """Names the rank that the others wait for, from rounds of signals of all ranks. Pure functions over frozen data.
 
-All ranks finish a step together, so their step times are equal whoever is slow. What differs is how they spend the
+All ranks finish a step together, so their step times are equal, whichever is slow. What differs is how they spend the
 step: the slow rank works, and the others wait for it. Five measures show this, each with its *lead*: how far a rank is
 ahead of the median of the others.
 
