@@ -69,15 +69,15 @@ RUN_CLM = Program(
     prepare="prepare.py",
     typed=(
         *("--", "deepspeed", "--num_gpus=1", "--module", "training.run_clm", "--model_name_or_path", "model"),
-        *("--from_scratch", "--dataset_name", "data/wikitext", "--block_size", "32", "--max_steps", "100"),
+        *("--from_scratch", "--dataset_name", "data/wikitext", "--block_size", "32", "--max_steps", "60"),
         *("--save_steps", "20", "--logging_steps", "1", "--per_device_train_batch_size", "2"),
         *("--gradient_accumulation_steps", "8", "--use_cpu"),
         *("--deepspeed", "ds_config_cpu.json", "--output_dir", "./output"),
     ),
     line=r"'loss': '(?P<loss>[\d.]+)'.*'epoch': '(?P<step>[\d.]+)'",
-    last=100,
+    last=60,
     saved="checkpoint-{}",
-    newest="checkpoint-100",
+    newest="checkpoint-60",
     fp32=True,
     shown=lambda step: f"{step / 23:.4g}",  # it prints the epoch, of 23 steps
 )
