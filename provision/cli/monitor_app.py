@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container, Horizontal, Vertical
 from textual.widgets import Input
 
-from provision.cli.monitor_panes import Choice, Pane, Question, Text, copy
+from provision.cli.monitor_panes import Choice, Pane, Question, Text, Watching, copy
 from provision.errors import ClusterctlError
 from provision.output_text import Line, clean
 from provision.summaries.monitor import (
@@ -26,8 +26,6 @@ from provision.summaries.monitor_plots import loss_plot, speed_plot, speed_title
 from provision.summaries.words import Say, english
 
 if TYPE_CHECKING:
-    from textual import events
-
     from provision.run.view import View
 
 WIDE = 110  # columns from which log and events are side by side
@@ -52,7 +50,7 @@ class Actions:
     runs: Callable[[], Sequence[tuple[str, Line]]]
 
 
-class Monitor(App[str]):
+class Monitor(Watching[str]):
     """The screen. ``run`` returns the id of a run if the user wants to see another one.
 
     Args:
@@ -62,7 +60,6 @@ class Monitor(App[str]):
         say: gives the words in the user's language.
     """
 
-    ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,ctrl+c", "quit"),
         Binding("s", "stop(False)"),
@@ -104,9 +101,8 @@ class Monitor(App[str]):
     """
 
     def __init__(self, look: Callable[[], View], actions: Actions, every: float = 2.0, say: Say = english) -> None:
-        super().__init__(ansi_color=True)
-        self._look, self._actions, self._every, self._say = look, actions, every, say
-        self._view: View | None = None
+        super().__init__(look, every, say)
+        self._actions = actions
         self._ranks: tuple[int, ...] = ()  # whose logs are shown, each in its pane; none: all in one
         self._table = 0
         self._events = False
@@ -136,15 +132,6 @@ class Monitor(App[str]):
         self.query_one("#log").focus()
         self.look()
         self.set_interval(self._every, self.look)
-
-    def on_resize(self, _event: events.Resize) -> None:
-        """Draw in the new size."""
-        self.call_after_refresh(self.draw)
-
-    def look(self) -> None:
-        """Take what is known now."""
-        self._view = self._look()
-        self.draw()
 
     def draw(self) -> None:
         """Draw what is known."""

@@ -1,4 +1,4 @@
-"""The parts of the monitor's screen: panes of lines, questions, texts and lists. They know nothing about runs.
+"""The parts of the screens of ``monitor`` and ``top``: panes of lines, questions, texts and lists.
 
 Lines are drawn as plain text: no text from a node is read as markup.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from rich.segment import Segment
 from rich.style import Style
@@ -26,8 +26,44 @@ from textual.widgets.option_list import Option
 from provision.output_text import Line
 from provision.summaries.words import Say, columns, wrapped
 
+if TYPE_CHECKING:
+    from textual import events
+
+    from provision.run.view import View
+
 _COPIED = 50_000  # signs; some terminals drop an OSC 52 of more than 75 kB
 _TMUX = 5.0  # seconds for tmux
+
+
+Returned = TypeVar("Returned")
+
+
+class Watching(App[Returned]):
+    """An app that takes a view every few seconds and draws it, also in a new size.
+
+    ``look`` returns what is known now, ``every`` are seconds between two refreshes, ``say`` gives the words in the
+    user's language.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(self, look: Callable[[], View], every: float, say: Say) -> None:
+        super().__init__(ansi_color=True)
+        self._look, self._every, self._say = look, every, say
+        self._view: View | None = None
+
+    def on_resize(self, _event: events.Resize) -> None:
+        """Draw in the new size."""
+        self.call_after_refresh(self.draw)
+
+    def look(self) -> None:
+        """Take what is known now."""
+        self._view = self._look()
+        self.draw()
+
+    def draw(self) -> None:
+        """Draw what is known."""
+        raise NotImplementedError
 
 
 class Pane(ScrollView, can_focus=True):

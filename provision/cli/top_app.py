@@ -5,27 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 
-from provision.cli.monitor_panes import Pane
+from provision.cli.monitor_panes import Pane, Watching
 from provision.output_text import Line
 from provision.summaries.top import TABLES, top_head
 from provision.summaries.words import Say, english
 
 if TYPE_CHECKING:
-    from textual import events
-
     from provision.run.view import View
 
 
-class TopScreen(App[None]):
+class TopScreen(Watching[None]):
     """The screen: ``look`` returns what is known now, ``every`` are seconds between two refreshes.
 
     ``say`` gives the words in the user's language.
     """
 
-    ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,ctrl+c,escape", "quit"),
         Binding("g,tab,right_square_bracket", "table(1)", priority=True),
@@ -40,9 +37,7 @@ class TopScreen(App[None]):
     """
 
     def __init__(self, look: Callable[[], View], every: float = 2.0, say: Say = english) -> None:
-        super().__init__(ansi_color=True)
-        self._look, self._every, self._say = look, every, say
-        self._view: View | None = None
+        super().__init__(look, every, say)
         self._table = 0
 
     def compose(self) -> ComposeResult:
@@ -58,15 +53,6 @@ class TopScreen(App[None]):
         self.query_one("#hint", Pane).put([Line(keys, "dim")])
         self.look()
         self.set_interval(min(1.0, self._every), self.look)
-
-    def on_resize(self, _event: events.Resize) -> None:
-        """Draw in the new size."""
-        self.call_after_refresh(self.draw)
-
-    def look(self) -> None:
-        """Take what is known now."""
-        self._view = self._look()
-        self.draw()
 
     def draw(self) -> None:
         """Draw what is known."""
