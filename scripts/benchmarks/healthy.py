@@ -21,7 +21,6 @@ import random
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,14 +30,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER = ROOT / "tests/nodes/trainers/uneven.py"
+PORTS = 20000  # below those that the kernel gives to connections
 ALARMS = ("slowdown", "full")  # kinds of notices
 STOP = 60.0  # seconds in which a job must stop
-
-
-def free_port() -> int:
-    """A port that nothing uses now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 class Job:
@@ -56,8 +50,7 @@ class Job:
         kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONPATH") if name in os.environ}
         env = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(self.ranks), "OMP_NUM_THREADS": "1", **kept}
         names = [f"job{number}-node{rank}" for rank in range(nodes)]
-        link = {"host": "127.0.0.1", "port": free_port(), "token": secrets.token_hex(16), "nodes": names}
-        port = free_port()
+        link = {"host": "127.0.0.1", "port": PORTS + 2 * number, "token": secrets.token_hex(16), "nodes": names}
         band = {"version": 1, "basis": "the job's own step", "step_seconds": [self.step, 1.25 * self.step]}
         self.agents = []
         for rank, name in enumerate(names):
@@ -73,7 +66,7 @@ class Job:
                 "processes": each,
                 "first_rank": rank * each,
                 "each_rank": True,
-                "port": port,
+                "port": PORTS + 2 * number + 1,
                 "logs": f"logs/node{rank}",
                 "link": link if nodes > 1 else None,
                 "expected": band,
