@@ -48,7 +48,7 @@ def linked(**fields):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (changed(version=2), "version is 2, but only version 1 is supported"),
+        (changed(version=1), "version is 1, but only version 2 is supported"),
         (changed(version=True), "version is True"),
         (changed(version=None), "version is missing"),
         (changed(colour="red"), "colour is not a known key"),
