@@ -72,7 +72,7 @@ def linked(**fields):
         (changed(resume="x"), "resume must be an object"),
         (linked(port="x"), "link.port must be a whole number"),
         (linked(colour="red"), "link.colour is not a known key"),
-        (linked(nodes=["n0"]), "link.nodes has 1 names for 2 nodes"),
+        (linked(nodes=["n0"]), "node_rank is 1, but there are 1 nodes"),
         (changed(link={}), "link.host is missing"),
         ({"version": VERSION, "run": "r", "node": "n", "env": {}}, "argv is missing"),
     ],

@@ -96,11 +96,11 @@ class Supervisor:
                 return verdict
             if number > self._plan.data.attempts + len(self._roster.names) + MORE:
                 return dict(verdict, state=FAILED)
-            self._restarted += not verdict["replaces"]
+            self._replaces = bool(verdict.get("replaces"))
+            self._restarted += not self._replaces
             of = "" if self._survives else " of %d" % self._plan.data.attempts
             text = "attempt %d%s failed: %s" % (number, of, describe_reason(verdict["why"]))
             self._events.emit("notice", kind=RESTART, text=text, why=verdict["why"])
-            self._replaces = verdict["replaces"]
             number += 1
 
     def _pause(self) -> Optional[Dict[str, Any]]:
