@@ -96,8 +96,3 @@ def _reporting(spec: RunSpec) -> list[str]:
     if loggers and "report_to" not in spec.settings:
         words.append(f"report_to=[{','.join(loggers)}]")
     return words
-
-
-def renumber(plan: Plan, plans: Sequence[Plan]) -> Sequence[str]:
-    """The command of a plan whose rank among ``plans`` has changed."""
-    return torchrun.renumber(plan, plans)

@@ -30,7 +30,7 @@ MASTER = "{master}"  # the address of rank 0's node
 FIRST_RANK = "{first_rank}"  # the global rank of the node's local rank 0
 WORLD_SIZE = "{world_size}"
 EVEN_SIZE = "{even_size}"  # the node's processes times the number of nodes, which accelerate divides again
-WORLD_INFO = "{world_info}"  # DeepSpeed's table of the nodes' GPUs, from ``Plan.slots``
+WORLD_INFO = "--world_info={world_info}"  # DeepSpeed's table of the nodes' GPUs, from ``Plan.slots``
 SEVERAL = "{several}"  # before a word: the word is removed if the run has one rank
 WORDS = (PORT, NODE_RANK, NNODES, MASTER, FIRST_RANK, WORLD_SIZE, EVEN_SIZE, WORLD_INFO)
 INTERFACE = "{interface}"  # a value of ``env``, also after ``=``: the interface from which the node reaches rank 0
@@ -246,7 +246,7 @@ class Plan(NamedTuple):
             values[PORT] = str(port)
         if self.slots:
             table = {node: self.slots.get(node, ()) for node in members.nodes}
-            values[WORLD_INFO] = base64.urlsafe_b64encode(json.dumps(table).encode()).decode()
+            values[WORLD_INFO] = WORLD_INFO.partition("=")[0] + "=" + _encoded(table)
         kept = [word for word in self.argv if world_size > 1 or not word.startswith(SEVERAL)]
         words = [word[len(SEVERAL) :] if word.startswith(SEVERAL) else values.get(word, word) for word in kept]
         env = {key: _with_interface(value, interface) for key, value in self.env.items()}
@@ -282,6 +282,10 @@ class Plan(NamedTuple):
     def to_json(self) -> str:
         """The plan as one line of JSON."""
         return json.dumps(self.to_object(), sort_keys=True)
+
+
+def _encoded(table: Dict[str, Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(table).encode()).decode()
 
 
 def _with_interface(value: str, interface: Optional[str]) -> Optional[str]:
