@@ -173,7 +173,7 @@ def train_command(
     the nodes.
     """
     inventory = selection.load_or_here(reporter, nodes=count, starts=True)
-    nodes = selection.nodes(inventory, count)
+    nodes = selection.nodes(inventory, None if count is None else count + options["spares"])
     inventory, nodes, asked = read_training(reporter, inventory, nodes, count=count, **options)
     if dry_run:
         with session_on(reporter, inventory, nodes, dry_run=True) as session:

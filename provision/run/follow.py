@@ -199,9 +199,7 @@ class Follower:
         self.turned.set()
 
     def _replaced(self, _: str, event: Event) -> None:
-        by, rank = event.get("by"), event.get("rank")
-        then = f"spare {by} takes rank {rank}" if by else "the run continues without it"
-        self._emit(Notice(f"{event.get('node')} lost ({event.get('why')}): {then}", "warning"))
+        self._emit(Notice(replacement(event), "warning"))
 
     def _exited(self, name: str, event: Event) -> None:
         if left := event.get("left"):
@@ -287,6 +285,13 @@ class Follower:
         "started": _started_there,
         "straggler": _straggler,
     }
+
+
+def replacement(event: Mapping[str, Any]) -> str:
+    """One sentence about a node that was lost."""
+    spare, rank = event.get("spare"), event.get("rank")
+    then = f"spare {spare} takes rank {rank}" if spare else "the run continues without it"
+    return f"{event.get('node')} lost ({event.get('text')}): {then}"
 
 
 def _with_rank(text: str, rank: object) -> str:

@@ -265,11 +265,11 @@ def merge_runs(answers: Iterable[NodeRuns]) -> dict[str, Run]:
     runs: dict[str, list[Part]] = {}
     for key, part in best.items():
         runs.setdefault(part.run, []).append(replace(part, seen_on=tuple(seen[key])))
-    kept = {run: sorted(_of_now(parts), key=lambda part: (part.rank, part.node)) for run, parts in runs.items()}
+    kept = {run: sorted(of_now(parts), key=lambda part: (part.rank, part.node)) for run, parts in runs.items()}
     return {run: Run(run, tuple(kept[run])) for run in sorted(kept)}
 
 
-def _of_now(parts: Sequence[Part]) -> list[Part]:
+def of_now(parts: Sequence[Part]) -> list[Part]:
     """The parts of the newest start: a resume on fewer nodes leaves old parts behind. Running parts always stay."""
     newest = max(parts, key=lambda part: (part.live, part.rank == 0, part.number("began") or 0.0))
     count = newest.number("nnodes")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from provision.run import fields
-from provision.run.follow import Entry, entry
-from provision.run.found import Part, Run, pace_of, parse_runs
+from provision.run.follow import Entry, entry, replacement
+from provision.run.found import Part, Run, of_now, pace_of, parse_runs
 from provision.run.sampled import Gpu, Process, Traffic, finite, gpus, processes, short, traffic
 from trainer.agent.contract.expected import Expected
 
@@ -186,7 +186,8 @@ class Watched:
 
     def view(self, now: float) -> View:
         """The run as it is known now."""
-        run = Run(self.run.id, tuple(replace(known.part, samples=tuple(known.samples)) for known in self._all()))
+        parts = [replace(known.part, samples=tuple(known.samples)) for known in self._all()]
+        run = Run(self.run.id, tuple(of_now(parts)))
         reporter, head = run.reporter, run.head
         self.reporter = reporter.node
         last = self._points[-1] if self._points else None
@@ -269,6 +270,8 @@ def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
             number = event.get("attempt", 1)
             text = f"attempt {number} from {short(str(source))}" if source else f"attempt {number} from the start"
             return Happening(time, node, "start" if number == 1 else "restart", text)
+        case "replaced":
+            return Happening(time, node, "warning", short(replacement(event)))
         case "hang":
             rank = event.get("rank")
             return Happening(time, node, "hang", text if rank is None else f"rank {rank}: {text}")

@@ -141,8 +141,8 @@ def test_a_spare_takes_the_rank_of_a_lost_node(spare_run):
     assert [run.resumed(position) for position in (0, 3, 2)] == [place(rank, 3, "127.0.0.1") for rank in range(3)]
     assert [end["state"] for end in run.ends(0, 2, 3)] == ["finished"] * 3
     (replaced,) = run.events(0, "replaced")
-    assert (replaced["node"], replaced["by"], replaced["rank"]) == ("n1", "n3", 1)
-    assert "its agent" in replaced["why"]
+    assert (replaced["node"], replaced["spare"], replaced["rank"]) == ("n1", "n3", 1)
+    assert "its agent" in replaced["text"]
     for position in (0, 2, 3):
         assert run.events(position, "attempt")[-1]["nodes"] == ["n0", "n3", "n2"]
         assert run.parts[position].state()["members"] == ["n0", "n3", "n2"]
@@ -170,7 +170,7 @@ def test_fewer_nodes_continue_without_a_spare(spare_run):
     run.kill(1)
     assert [run.resumed(position) for position in (0, 2)] == [place(rank, 2, "127.0.0.1") for rank in range(2)]
     assert [end["state"] for end in run.ends(0, 2)] == ["finished"] * 2
-    assert run.events(0, "replaced")[0]["by"] is None
+    assert run.events(0, "replaced")[0]["spare"] is None
 
 
 def test_the_run_ends_if_too_few_nodes_are_left(spare_run):

@@ -162,7 +162,8 @@ class Supervisor:
             self._link.exclude(reasons)
         if self._position == roster.members[0]:
             for each in decision.get("replaced", ()):
-                self._events.emit("replaced", **{key: each[key] for key in ("node", "by", "rank", "why")})
+                about = {"node": each["node"], "rank": each["rank"], "spare": each["by"], "text": each["why"]}
+                self._events.emit("replaced", **about)
         excluded = {roster.names[position]: why for position, why in sorted(roster.excluded.items())}
         self._state.set(members=list(roster.nodes), excluded=excluded, hub=self._link.hub)
 
