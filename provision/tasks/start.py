@@ -237,7 +237,7 @@ class Start:
             run=self.run,
             state=state,
             folder=follower.folder,
-            nodes=tuple(node.name for node in self.nodes),
+            nodes=follower.members if state == "finished" else tuple(node.name for node in self.nodes),
             world_size=world_size(self.plans[: self.plans[0].nnodes]),
             seconds=seconds,
             steps=follower.steps,
