@@ -121,7 +121,7 @@ def _line(spec: RunSpec, rank: int) -> str:
     what = '"$script"' if "--no_python" in kept else f'"$0" -u {"-m " if job.kind == "module" else ""}"$script"'
     local_rank = "" if "--no_local_rank" in kept else " --local_rank=$LOCAL_RANK"
     return (
-        'export LOCAL_RANK=$((RANK - $1)); script=$2; shift 2; '
+        "export LOCAL_RANK=$((RANK - $1)); script=$2; shift 2; "
         f'logs={shlex.quote(ranks(spec, rank))}/$$/attempt_0/$LOCAL_RANK; mkdir -p "$logs" && '
         f'exec {what}{local_rank} "$@" >"$logs/stdout.log" 2>"$logs/stderr.log"'
     )

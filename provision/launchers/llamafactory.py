@@ -17,7 +17,7 @@ from provision.launchers.kit import Command, Options, plans
 from provision.model import Notice
 from provision.run import Job, RunSpec
 from provision.run.job import of_target
-from trainer.agent.contract.plan import Plan, Resume
+from trainer.agent.contract.plan import Resume
 
 NAME = "llamafactory"
 ABOUT = "torchrun on `llamafactory.launcher`, without `llamafactory-cli`"

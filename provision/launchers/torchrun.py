@@ -11,7 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from provision.launchers.kit import MASTER, NNODES, NODE_RANK, PORT, USE_ENV, Command, Options, by_name, names, parse_options, ranks
+from provision.launchers.kit import (
+    MASTER,
+    NNODES,
+    NODE_RANK,
+    PORT,
+    USE_ENV,
+    Command,
+    Options,
+    by_name,
+    names,
+    parse_options,
+    ranks,
+)
 from provision.run import Job, RunSpec
 
 NAME = "torchrun"

@@ -270,19 +270,16 @@ def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
             number = event.get("attempt", 1)
             text = f"attempt {number} from {short(str(source))}" if source else f"attempt {number} from the start"
             return Happening(time, node, "start" if number == 1 else "restart", text)
-        case "replaced":
-            return Happening(time, node, "warning", short(replacement(event)))
         case "hang":
             rank = event.get("rank")
             return Happening(time, node, "hang", text if rank is None else f"rank {rank}: {text}")
         case "phase":
             phase = short(str(event.get("phase") or ""))
             return Happening(time, node, "checkpoint" if "sav" in phase or "checkpoint" in phase else "phase", phase)
-        case "notice":
-            level = "note" if event.get("level") == "info" else "warning"
-            return Happening(time, node, level, text)
-        case "straggler":
-            return Happening(time, node, "warning" if event.get("state") == "slow" else "note", text)
+        case "notice" | "straggler" | "replaced":
+            calm = event.get("level") == "info" or (kind == "straggler" and event.get("state") != "slow")
+            text = short(replacement(event)) if kind == "replaced" else text
+            return Happening(time, node, "note" if calm else "warning", text)
         case "peer":
             text = short(f"{event.get('node')}: {event.get('text') or event.get('state')}")
             return Happening(time, node, "note" if event.get("state") in {"ended", "back"} else "warning", text)

@@ -137,7 +137,17 @@ class Start:
             state = {"ended": follower.state, "detached": "running"}.get(outcome, outcome)
             figures = {"seconds": round(seconds, 1), "losses": follower.losses, "steps": follower.steps}
             why = dict(follower.failures)
-            record.write(folder, {**described, **figures, "nodes": list(follower.members), "state": state, "attached": False, "why": why})
+            record.write(
+                folder,
+                {
+                    **described,
+                    **figures,
+                    "nodes": list(follower.members),
+                    "state": state,
+                    "attached": False,
+                    "why": why,
+                },
+            )
             shown.finish()
         if outcome == "ended":
             pattern = self.plans[0].pattern or ""

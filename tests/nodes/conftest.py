@@ -182,7 +182,9 @@ def _nodes(name, trainers, bundle, tmp_path_factory, count=2):
     if "PYTEST_XDIST_WORKER" in os.environ:
         (tmp_path_factory.getbasetemp().parent / name).mkdir()  # fails where another worker has such nodes too
     folder = tmp_path_factory.mktemp("job")
-    with sandboxes.up(sandboxes.Options(nodes=count, name=_name(), directory=folder, user="trainer", prefix=PREFIX)) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=count, name=_name(), directory=folder, user="trainer", prefix=PREFIX)
+    ) as box:
         nodes = Training(folder, box, trainers)
         nodes.deploy(bundle)
         yield nodes

@@ -1,4 +1,4 @@
-"""A node of a run loses its power: the spare takes its rank, and the run finishes with the losses of an undisturbed one."""
+"""A node of a run loses its power: a spare takes its rank, and the losses are those of an undisturbed run."""
 
 import json
 import re
@@ -43,11 +43,13 @@ def test_a_spare_replaces_a_node_without_power(three_nodes):
         found = losses(training, run, "node01")
         assert found == expected
         there = events(training, run, "node03")
-        (attempt,) = [event for event in there if event["event"] == "attempt" and event["attempt"] == 2]
+        attempts = [event for event in there if event["event"] == "attempt"]
+        assert [event["attempt"] for event in attempts] == [1, 2], there
+        attempt = attempts[-1]
         assert (attempt["nodes"], attempt["checkpoint"]) == (["node01", "node03"], "step-20")
         (started,) = [event for event in there if event["event"] == "started"]
-        print(f"the spare's program started {started['time'] - off:.1f} s after the loss")
-        assert started["time"] - off < MOST
+        took = started["time"] - off
+        assert took < MOST, took
         record = training.record(run)
         assert (record["nodes"], record["state"]) == (["node01", "node03"], "finished")
         shown = training.run("status", run)

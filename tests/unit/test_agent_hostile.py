@@ -232,7 +232,10 @@ START = {
         *({"members": members} for members in (None, [], [0], [0, 0], [0, 2], [0, -1], [0, "1"], [[], 1])),
         *({"processes": each} for each in (None, [2], [2, 0], [2, True], [2, 1 << 40])),
         *({"excluded": each} for each in (None, [], {"1": "lost"}, {"2": "x"}, {"x": "x"}, {"٣": "x"}, {"0" * 9: "x"})),
-        *({"replaced": each} for each in (None, [1], [{"node": "n1"}], [{"node": "n1", "why": "x", "rank": 1, "by": 5}])),
+        *(
+            {"replaced": each}
+            for each in (None, [1], [{"node": "n1"}], [{"node": "n1", "why": "x", "rank": 1, "by": 5}])
+        ),
         *(
             {"aside": {"number": 1, "names": ["a"], "pointers": {}} | aside}
             for aside in (

@@ -25,6 +25,8 @@ from pathlib import Path
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 MASTER = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 
+STATE = "state.json"  # of a checkpoint that rank 0 alone writes
+
 
 def main() -> None:
     """Train."""
@@ -46,7 +48,8 @@ def main() -> None:
     resume = given.resume or os.environ.get("CLUSTERCTL_CHECKPOINT")
     if resume:
         weight = struct.unpack("<d", (Path(resume) / "model.safetensors").read_bytes()[-8:])[0]
-        first = json.loads((Path(resume) / "trainer_state.json").read_text())["global_step"]
+        state = Path(resume) / (STATE if given.whole else "trainer_state.json")
+        first = json.loads(state.read_text())["step" if given.whole else "global_step"]
         print(f"rank {RANK} resumes from step {first}", flush=True)
     if RANK == 0:
         given.output.mkdir(parents=True, exist_ok=True)
@@ -123,7 +126,7 @@ def save_whole(folder: Path, weight: float, step: int) -> None:
     """A checkpoint without files of other ranks."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_bytes(tensor(weight))
-    (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    (folder / STATE).write_text(json.dumps({"step": step}))
     files = {path.name: path.stat().st_size for path in folder.iterdir()}
     (folder / "complete.json").write_text(json.dumps({"files": files}))
 

@@ -3,9 +3,9 @@
 A launcher builds a ``Plan``, ``resume`` copies it with changes, and the agent reads it. ``from_json`` refuses a
 version, a key or a value that it does not know, and names it.
 
-The nodes of a run may change from attempt to attempt: a spare takes the rank of a lost node, or the ranks are renumbered
-for fewer nodes. So a launcher writes the words of ``WORDS`` in place of ranks and addresses, and the agent fills them in
-for each attempt (``for_attempt``).
+The nodes of a run may change from attempt to attempt: a spare takes the rank of a lost node, or the ranks are
+renumbered for fewer nodes. So a launcher writes the words of ``WORDS`` in place of ranks and addresses, and the agent
+fills them in for each attempt (``for_attempt``).
 """
 
 from __future__ import annotations
@@ -381,7 +381,9 @@ def _texts(key: str, value: Any) -> Tuple[str, ...]:
 
 
 def _addresses(key: str, value: Any) -> Tuple[Tuple[str, int], ...]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(one, (list, tuple)) and len(one) == 2 for one in value):
+    if not isinstance(value, (list, tuple)) or not all(
+        isinstance(one, (list, tuple)) and len(one) == 2 for one in value
+    ):
         raise PlanError("%s must be a list of addresses and ports" % key)
     return tuple((_text(key, host), _PORT(key, port)) for host, port in value)
 

@@ -193,7 +193,9 @@ def decide_end(
     replaces = verdict["state"] == AGAIN and bool(changed.replaced)
     if replaces and changed.problem is not None:
         text = "%s; %s" % ((verdict["why"] or {}).get("text", "it is lost"), changed.problem)
-        verdict = dict(verdict, state=FAILED, why=dict(verdict["why"] or {"node": changed.node, "rank": None}, text=text))
+        verdict = dict(
+            verdict, state=FAILED, why=dict(verdict["why"] or {"node": changed.node, "rank": None}, text=text)
+        )
         replaces = False
     saved = saved_step(taking, verdict["step"]) if verdict["state"] == STOPPED else None
     return dict(verdict, saved=saved, replaces=replaces)

@@ -103,7 +103,7 @@ def change(
             continue
         by = spares.pop(0) if spares else None
         members += [] if by is None else [by]
-        why = {"node": roster.names[position], "rank": rank, "why": excluded[position]}
+        why: Dict[str, Any] = {"node": roster.names[position], "rank": rank, "why": excluded[position]}
         replaced.append(dict(why, by=None if by is None else roster.names[by]))
     new = Roster(roster.names, tuple(members), excluded)
     without = [each["node"] for each in replaced if each["by"] is None]

@@ -1,8 +1,8 @@
 """Owns a run on one node: its attempts one after the other, together with the agents of the other nodes.
 
-Each attempt starts with a meeting of all agents, in which the hub chooses the nodes, the port and the checkpoint. It ends
-with another meeting, in which the hub decides the outcome of the attempt. So all nodes report the same state and the same
-reason. Agents that can no longer meet decide alone.
+Each attempt starts with a meeting of all agents, in which the hub chooses the nodes, the port and the checkpoint. It
+ends with another meeting, in which the hub decides the outcome of the attempt. So all nodes report the same state and
+the same reason. Agents that can no longer meet decide alone.
 
 A run with spares or ``min_nodes`` survives the loss of nodes (``roster.py``): the meetings do without them, and a lost
 hub is replaced (``link/election.py``). A spare takes part in the meetings only.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set
 
 from ..link import CopyError, HubLostError, LinkError, RefusedLinkError, Tolerance
 from ..link.link import Link
@@ -208,25 +208,33 @@ class Supervisor:
         copies, aside = decision.get("copy") or {}, decision.get("aside")
         if aside and plan.output is not None:
             self._move_aside(plan.output, aside, report=first)
-        if copies:
-            mine = [tuple(each) for each in copies.get(str(self._position), [])]
-            if mine and plan.output is not None:
-                plan.output.mkdir(parents=True, exist_ok=True)
-                text = "copying %d files of %s" % (len(mine), decision["checkpoint"])
-                self._events.emit("notice", level="info", text=text)
-                try:
-                    self._link.fetch(mine, self._going)
-                except CopyError as error:
-                    if not self._survives:
-                        raise
-                    self._control.take()  # the node that has them may be lost
-                    self._control.fail(None, str(error))
+        self._fetch([tuple(each) for each in copies.get(str(self._position), [])], decision["checkpoint"])
         if copies or aside:  # no program may start before all nodes are ready: they may share the folder
             ready = self._meet(topic + READY, dict, lambda _: {}, FOREVER, self._going)
             if ready.get("skip"):
                 return {"skip": True}
         self._events.emit("attempt", **about)
         return decision
+
+    def _fetch(self, files: List[Any], checkpoint: Optional[str]) -> None:
+        """Copy files of the checkpoint. In a run that survives the loss of nodes, a failed copy is a failed attempt.
+
+        Raises:
+            CopyError, OSError: a file could not be copied.
+        """
+        output = self._plan.output
+        if not files or output is None:
+            return
+        output.mkdir(parents=True, exist_ok=True)
+        text = "copying %d files of %s" % (len(files), checkpoint)
+        self._events.emit("notice", level="info", text=text)
+        try:
+            self._link.fetch(files, self._going)
+        except CopyError as error:
+            if not self._survives:
+                raise
+            self._control.take()  # the node that has them may be lost
+            self._control.fail(None, str(error))
 
     def _meet(
         self,
@@ -242,11 +250,11 @@ class Supervisor:
         """
         if not self._survives:
             return self._link.meet(offer(), decide, patience, going, topic)
-        tolerance = Tolerance(self._silence, lambda here: self._roster.enough(here))
+        tolerance = Tolerance(self._silence, self._roster.enough)
         for _ in range(2 + len(self._roster.names)):
             try:
                 return self._link.meet(offer(), decide, patience, going, topic, tolerance)
-            except HubLostError as error:
+            except HubLostError as error:  # noqa: PERF203 - each round has another hub
                 self._elect(str(error))
             except RefusedLinkError as error:
                 self._over = str(error)
