@@ -13,8 +13,8 @@ resumable pattern world_size uid began time expected slow full measured`` (the l
 processes: ``pid`` and ``start`` (field 22 of /proc/PID/stat) of the supervisor, ``guard`` and ``guard_start`` of its
 guard, and ``boot_id``. ``node_rank`` is the node's position in the plan's roster. ``members`` are the nodes of the
 newest attempt in the order of their ranks, ``excluded`` has by node why the run continues without it, and ``hub`` is
-the position of the link's hub. ``state`` is one of starting, meeting, spare, running, ending, finished, failed, stopped;
-the last three are final.
+the position of the link's hub. ``state`` is one of starting, meeting, spare, running, ending, finished, failed,
+stopped; the last three are final.
 """
 
 from __future__ import annotations
