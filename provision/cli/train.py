@@ -37,7 +37,7 @@ from provision.tasks.gate import GateOptions
 from provision.tasks.notify import read_notify
 from provision.tasks.resume_arg import AskResume
 from provision.tasks.start import Ask, Choice, Following, HungUp
-from provision.tasks.train import ZERO_CHOICES, Policy, Training, find_config
+from provision.tasks.train import ZERO_CHOICES, Policy, Training, active_nodes, find_config
 
 _SHELLS = {"sh": as_sh, "powershell": as_powershell, "cmd": as_cmd}
 _PATH = click.Path(path_type=Path)
@@ -127,6 +127,8 @@ _HOW: _Options = (
         show_default=True,
         help="What to do about a hang.",
     ),
+    number("--spares", type=INDEX, default=0, help="Keep N further nodes to replace lost ones."),
+    number("--min-nodes", type=COUNT, help="Without spares left, continue on at least N nodes."),
     _NOTIFY,
     _EXPECTED,
     click.option("--exclude-bad", is_flag=True, help="Train without nodes that fail the checks."),
@@ -171,7 +173,7 @@ def train_command(
     the nodes.
     """
     inventory = selection.load_or_here(reporter, nodes=count, starts=True)
-    nodes = selection.nodes(inventory, count)
+    nodes = selection.nodes(inventory, None if count is None else count + options["spares"])
     inventory, nodes, asked = read_training(reporter, inventory, nodes, count=count, **options)
     if dry_run:
         with session_on(reporter, inventory, nodes, dry_run=True) as session:
@@ -203,6 +205,8 @@ def read_training(
     detach: bool,
     exclude_bad: bool,
     force: bool,
+    spares: int = 0,
+    min_nodes: int | None = None,
     **job_options: Any,
 ) -> tuple[Inventory, tuple[Node, ...], Training]:
     """The training that the options and arguments of ``train`` mean, its nodes, and the inventory with its variables.
@@ -232,8 +236,15 @@ def read_training(
         notify=read_notify(notify),
         expected=expected,
         ask_resume=ask_resume_arg(reporter),
+        spares=spares,
+        min_nodes=min_nodes,
     )
-    return inventory, tuple(nodes[:wanted]), asked
+    if wanted is not None and wanted + spares > len(nodes):
+        have = f"{wanted} nodes and {spares} spares are {wanted + spares}; there are {len(nodes)}"
+        raise UsageError(f"--spares {spares}: {have}", hint="fewer --nodes or --spares, or more nodes in the inventory")
+    chosen = tuple(nodes[: None if wanted is None else wanted + spares])
+    active_nodes(chosen, spares, min_nodes)
+    return inventory, chosen, asked
 
 
 def _show(reporter: Reporter, session: Session, asked: Training, shell: str) -> None:
@@ -246,7 +257,7 @@ def _show(reporter: Reporter, session: Session, asked: Training, shell: str) -> 
     if asked.pattern is not None:
         reporter(Notice(f"only this pattern reads steps and losses: {asked.pattern}"))
     scripts = {plan.node: _SHELLS[shell](plan) for plan in launched.plans}
-    about = {"world_size": sum(each.processes for each in spec.workers), "pattern": asked.pattern}
+    about = {"world_size": sum(each.processes for each in spec.active), "pattern": asked.pattern}
     data = {"run": None, "nodes": list(scripts), **about}
     plans = {plan.node: {"argv": mask_words(plan.argv), "cwd": plan.cwd, "port": plan.port} for plan in launched.plans}
     unsent = [{"path": each.path, "bytes": each.size} for each in files.unsent]

@@ -20,10 +20,10 @@ from provision.inventory.document import shown
 from provision.launchers.kit.environment import RANKS, SYSTEM_PATH, UNSET, caches, environment
 from provision.launchers.kit.network import network
 from provision.launchers.kit.options import VARIABLES, with_counts, with_variables
-from provision.launchers.kit.plans import node_plan, notices, require, resume
+from provision.launchers.kit.plans import filled, node_plan, notices, require, resume
 from provision.masking import secret_option
 from provision.registry import load_module, module_names
-from provision.run import LIMIT, Job, Launch, RunFiles, RunSpec, code, world_size
+from provision.run import LIMIT, Job, Launch, RunFiles, RunSpec, code
 from provision.run.job import of_module, of_target, override
 from provision.typed import to_slashes, unwrap
 from trainer.agent.contract.plan import Plan
@@ -34,11 +34,12 @@ __all__ = [
     "REQUIRED",
     "SYSTEM_PATH",
     "UNSET",
+    "arranged",
     "caches",
     "choose",
     "config_options",
     "environment",
-    "fewer",
+    "filled",
     "from_words",
     "get",
     "launch",
@@ -57,12 +58,11 @@ REQUIRED = {
     "KINDS": tuple,
     "REQUIRES": tuple,
     "OPTIONS": object,
-    **dict.fromkeys(("suits", "parse", "command", "renumber"), object),
+    **dict.fromkeys(("suits", "parse", "command"), object),
 }
 DEFAULT = "torchrun"  # what starts a job that no launcher claims
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _PYTHON_FLAGS = ("-u", "-B", "-O", "-s")
-_INTERFACES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 
 @functools.cache
@@ -244,36 +244,32 @@ def launch(spec: RunSpec) -> Launch:
     return Launch(tuple(plans), (*notices(spec), *more))
 
 
-def fewer(plans: Sequence[Plan], master: str, interfaces: Mapping[str, str | None] | None = None) -> list[Plan]:
-    """A run's plans for fewer of its nodes, with new ranks in the same order.
+def arranged(
+    plans: Sequence[Plan], master: str, active: int | None = None, others: Sequence[tuple[str, int]] = ()
+) -> list[Plan]:
+    """A run's plans for other nodes of its roster than before, with ranks in the order of the plans.
 
-    Log and cache folders keep their names. Nothing is expected of the run any more: the band was that of all nodes.
+    Log and cache folders keep their names. Nothing is expected of a run on fewer nodes: the band was that of all nodes.
 
     Args:
-        plans: the plans of the remaining nodes, in the order of their ranks.
-        master: the address of the first remaining node.
-        interfaces: by node name, its interface to the first node, if that is another node than before.
-
-    Raises:
-        UsageError: the launcher that wrote the plans is unknown here.
+        plans: the plans of the nodes, in the order of their ranks, spares last.
+        master: the address of the first node.
+        active: how many of the nodes have ranks; None: all.
+        others: address and port of the agents of the nodes after the first, for a run that survives the loss of nodes.
     """
+    count = len(plans) if active is None else active
+    nodes = tuple(each.node for each in plans)
     changed: list[Plan] = []
-    first = 0
     for rank, plan in enumerate(plans):
-        if plan.launcher not in names():
-            raise UsageError(
-                f"run {plan.run} cannot be resumed on fewer nodes: unknown launcher {shown(plan.launcher)}",
-                hint="clusterctl train",
-            )
-        env = {**plan.env, "NNODES": str(len(plans)), "NODE_RANK": str(rank), "MASTER_ADDR": master}
-        if "WORLD_SIZE" in env:
-            env["WORLD_SIZE"] = str(world_size(plans))
-        interface = (interfaces or {}).get(plan.node)
-        if interface and all(env.get(name) == env.get(_INTERFACES[0]) for name in _INTERFACES):
-            env |= dict.fromkeys(_INTERFACES, interface) | {"NCCL_SOCKET_IFNAME": f"={interface}"}
-        nodes = tuple(each.node for each in plans)
-        link = plan.link._replace(host=master, nodes=nodes) if plan.link and len(plans) > 1 else None
-        new = plan._replace(node_rank=rank, nnodes=len(plans), first_rank=first, env=env, link=link, expected=None)
-        changed.append(new._replace(argv=tuple(get(plan.launcher).renumber(new, plans))))
-        first += plan.processes
+        link = plan.link._replace(host=master, nodes=nodes, others=tuple(others)) if plan.link else None
+        new = plan._replace(
+            node_rank=rank,
+            nnodes=count,
+            first_rank=sum(each.processes for each in plans[:rank]) if rank < count else 0,
+            min_nodes=None if plan.min_nodes is None else min(plan.min_nodes, count),
+            env={**plan.env, "MASTER_ADDR": master},
+            link=link if len(plans) > 1 else None,
+            expected=plan.expected if count == plan.nnodes else None,
+        )
+        changed.append(new)
     return changed

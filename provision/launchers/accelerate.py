@@ -19,11 +19,23 @@ from typing import Any
 from provision.errors import UsageError
 from provision.inventory.document import shown
 from provision.launchers import torchrun
-from provision.launchers.kit import PORT, Command, Options, by_name, names, parse_options, put, ranks
+from provision.launchers.kit import (
+    EVEN_SIZE,
+    MASTER,
+    NNODES,
+    NODE_RANK,
+    PORT,
+    SEVERAL,
+    Command,
+    Options,
+    by_name,
+    names,
+    parse_options,
+    ranks,
+)
 from provision.model import Notice
 from provision.run import WORK, Job, RunFiles, RunSpec
 from provision.run.config_text import load_either
-from trainer.agent.contract.plan import Plan
 
 NAME = "accelerate"
 ABOUT = "`accelerate launch`"
@@ -164,8 +176,8 @@ def check(spec: RunSpec) -> tuple[Notice, ...]:
             hint="accelerate config --config_file FILE, with `This machine`",
         )
     used = {
-        "num_machines": len(spec.workers),
-        "num_processes": sum(worker.processes for worker in spec.workers),
+        "num_machines": len(spec.active),
+        "num_processes": sum(worker.processes for worker in spec.active),
         "main_process_ip": spec.master,
         "main_process_port": spec.port,
     }
@@ -178,7 +190,7 @@ def check(spec: RunSpec) -> tuple[Notice, ...]:
 
 def command(spec: RunSpec, rank: int) -> Command:
     """The command of one node."""
-    job, worker, nodes = spec.job, spec.workers[rank], len(spec.workers)
+    job, worker, nodes = spec.job, spec.workers[rank], len(spec.active)
     kind = spec.settings.get("distributed_type", "NO")
     own_way = kind in _OWN_WAY or any(each in _USE for each in job.launcher_args)
     one = nodes == worker.processes == 1
@@ -188,8 +200,8 @@ def command(spec: RunSpec, rank: int) -> Command:
         *([python, "-m", "torch.distributed.run", *torchrun.options(spec, rank), "-m"] if alone else [python, "-m"]),
         "accelerate.commands.launch",
         *(["--config_file", f"{spec.folder}/{_CONFIG}"] if job.launcher_config else []),
-        *([] if own_way or one else ["--multi_gpu"]),
-        *("--num_processes", str(worker.processes * nodes), "--num_machines", str(nodes), "--machine_rank", str(rank)),
+        *([] if own_way or one else [f"{SEVERAL}--multi_gpu"]),
+        *("--num_processes", EVEN_SIZE, "--num_machines", NNODES, "--machine_rank", NODE_RANK),
         *([] if alone else _rendezvous(spec, rank)),
         *("--gpu_ids", "all"),
         *(["--deepspeed_multinode_launcher", "standard"] if own_way else []),
@@ -203,23 +215,6 @@ def command(spec: RunSpec, rank: int) -> Command:
 
 def _rendezvous(spec: RunSpec, rank: int) -> list[str]:
     return [
-        *("--main_process_ip", spec.master, "--main_process_port", PORT, "--same_network", "--rdzv_backend", "static"),
+        *("--main_process_ip", MASTER, "--main_process_port", PORT, "--same_network", "--rdzv_backend", "static"),
         *("--log_dir", ranks(spec, rank)),
     ]
-
-
-def renumber(plan: Plan, plans: Sequence[Plan]) -> Sequence[str]:
-    """The command of a plan whose rank among ``plans`` has changed."""
-    if "torch.distributed.run" in plan.argv[:3]:  # a single process on a single node
-        return torchrun.renumber(plan, plans)
-    total = plan.processes * len(plans)
-    values = {
-        "--num_processes": str(total),
-        "--num_machines": str(len(plans)),
-        "--machine_rank": str(plan.node_rank),
-        "--main_process_ip": plan.env["MASTER_ADDR"],
-    }
-    argv = put(list(plan.argv), values)
-    if total == 1 and "--multi_gpu" in argv:
-        argv.remove("--multi_gpu")
-    return argv

@@ -11,26 +11,24 @@ writes the output to torchrun's folders.
 
 from __future__ import annotations
 
-import base64
-import json
-import re
 import shlex
 from collections.abc import Sequence
 
 from provision.launchers.kit import (
+    FIRST_RANK,
+    MASTER,
+    NODE_RANK,
     PORT,
     RESTARTS,
+    WORLD_INFO,
     Command,
     Options,
     by_name,
-    first_rank,
     names,
     parse_options,
-    put,
     ranks,
 )
 from provision.run import Job, RunSpec, Worker
-from trainer.agent.contract.plan import Plan
 
 NAME = "deepspeed"
 ABOUT = "`deepspeed.launcher.launch`, without `deepspeed`"
@@ -77,7 +75,6 @@ OPTIONS = Options(
     ),
 )
 _OWN = ("--no_python", "--no_local_rank")
-_WORLD = "--world_info="
 
 
 def suits(job: Job) -> bool:
@@ -92,18 +89,14 @@ def parse(command: str, words: Sequence[str]) -> Job:
     return parse_options(NAME, OPTIONS, words)
 
 
-def world(spec: RunSpec) -> dict[str, list[int | str]]:
+def world(spec: RunSpec) -> dict[str, tuple[int | str, ...]]:
     """The content of a hostfile: the GPUs of every node, by their numbers or UUIDs."""
     return {worker.node.name: _devices(worker) for worker in spec.workers}
 
 
-def _devices(worker: Worker) -> list[int | str]:
+def _devices(worker: Worker) -> tuple[int | str, ...]:
     chosen = worker.devices or tuple(str(number) for number in range(worker.processes))
-    return [int(each) if each.isdecimal() else each for each in chosen[: worker.processes]]
-
-
-def _encoded(slots: dict[str, list[int | str]]) -> str:
-    return _WORLD + base64.urlsafe_b64encode(json.dumps(slots).encode()).decode()
+    return tuple(int(each) if each.isdecimal() else each for each in chosen[: worker.processes])
 
 
 def command(spec: RunSpec, rank: int) -> Command:
@@ -112,31 +105,23 @@ def command(spec: RunSpec, rank: int) -> Command:
     python = f"{spec.prefix}/bin/python"
     return Command(
         [
-            *(python, "-u", "-m", "deepspeed.launcher.launch", _encoded(world(spec)), "--node_rank", str(rank)),
-            *("--master_addr", spec.master, "--master_port", PORT),
+            *(python, "-u", "-m", "deepspeed.launcher.launch", WORLD_INFO, "--node_rank", NODE_RANK),
+            *("--master_addr", MASTER, "--master_port", PORT),
             *(*_OWN, *(each for each in job.launcher_args if each not in _OWN)),
-            *("/bin/sh", "-c", _line(spec, rank), python, spec.config, *job.args),
-        ]
+            *("/bin/sh", "-c", _line(spec, rank), python, FIRST_RANK, spec.config, *job.args),
+        ],
+        slots=world(spec),
     )
 
 
 def _line(spec: RunSpec, rank: int) -> str:
-    """The line of sh that starts a rank: $0 is Python, $1 the script, then its arguments."""
+    """The line of sh that starts a rank: $0 is Python, $1 the node's first rank, $2 the script."""
     job = spec.job
     kept = set(job.launcher_args)
     what = '"$script"' if "--no_python" in kept else f'"$0" -u {"-m " if job.kind == "module" else ""}"$script"'
     local_rank = "" if "--no_local_rank" in kept else " --local_rank=$LOCAL_RANK"
     return (
-        f"export LOCAL_RANK=$((RANK - {first_rank(spec, rank)})); script=$1; shift; "
+        "export LOCAL_RANK=$((RANK - $1)); script=$2; shift 2; "
         f'logs={shlex.quote(ranks(spec, rank))}/$$/attempt_0/$LOCAL_RANK; mkdir -p "$logs" && '
         f'exec {what}{local_rank} "$@" >"$logs/stdout.log" 2>"$logs/stderr.log"'
     )
-
-
-def renumber(plan: Plan, plans: Sequence[Plan]) -> Sequence[str]:
-    """The command of a plan whose rank among ``plans`` has changed."""
-    argv = put(list(plan.argv), {"--node_rank": str(plan.node_rank), "--master_addr": plan.env["MASTER_ADDR"]})
-    place = next(index for index, word in enumerate(argv) if word.startswith(_WORLD))
-    slots = json.loads(base64.urlsafe_b64decode(argv[place].removeprefix(_WORLD)))
-    argv[place] = _encoded({each.node: slots[each.node] for each in plans})
-    return [re.sub(r"\$\(\(RANK - \d+\)\)", f"$((RANK - {plan.first_rank}))", word) for word in argv]

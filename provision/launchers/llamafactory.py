@@ -17,7 +17,7 @@ from provision.launchers.kit import Command, Options, plans
 from provision.model import Notice
 from provision.run import Job, RunSpec
 from provision.run.job import of_target
-from trainer.agent.contract.plan import Plan, Resume
+from trainer.agent.contract.plan import Resume
 
 NAME = "llamafactory"
 ABOUT = "torchrun on `llamafactory.launcher`, without `llamafactory-cli`"
@@ -96,8 +96,3 @@ def _reporting(spec: RunSpec) -> list[str]:
     if loggers and "report_to" not in spec.settings:
         words.append(f"report_to=[{','.join(loggers)}]")
     return words
-
-
-def renumber(plan: Plan, plans: Sequence[Plan]) -> Sequence[str]:
-    """The command of a plan whose rank among ``plans`` has changed."""
-    return torchrun.renumber(plan, plans)

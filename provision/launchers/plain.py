@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from provision.errors import UsageError
 from provision.launchers.kit import Command, Options
 from provision.run import Job, RunSpec
-from trainer.agent.contract.plan import Plan
 
 NAME = "plain"
 ABOUT = "one process for each rank, which the agent starts itself"
@@ -39,16 +38,9 @@ def parse(command: str, words: Sequence[str]) -> Job:
 
 def command(spec: RunSpec, rank: int) -> Command:
     """The command of each rank of one node."""
-    world_size = sum(worker.processes for worker in spec.workers)
+    del rank
     module = ["-m"] if spec.job.kind == "module" else []
     return Command(
         [f"{spec.prefix}/bin/python", *module, spec.config, *spec.job.args],
-        {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(spec.workers[rank].processes)},
         each_rank=True,
     )
-
-
-def renumber(plan: Plan, plans: Sequence[Plan]) -> Sequence[str]:
-    """The command is the same for every rank."""
-    del plans
-    return plan.argv

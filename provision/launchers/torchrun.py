@@ -11,9 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from provision.launchers.kit import PORT, USE_ENV, Command, Options, by_name, names, parse_options, put, ranks
+from provision.launchers.kit import (
+    MASTER,
+    NNODES,
+    NODE_RANK,
+    PORT,
+    USE_ENV,
+    Command,
+    Options,
+    by_name,
+    names,
+    parse_options,
+    ranks,
+)
 from provision.run import Job, RunSpec
-from trainer.agent.contract.plan import Plan
 
 NAME = "torchrun"
 ABOUT = "`python -m torch.distributed.run`, static rendezvous"
@@ -69,9 +80,9 @@ def parse(command: str, words: Sequence[str]) -> Job:
 def options(spec: RunSpec, rank: int) -> list[str]:
     """Torchrun's options on one node."""
     return [
-        *("--nnodes", str(len(spec.workers)), "--node-rank", str(rank)),
+        *("--nnodes", NNODES, "--node-rank", NODE_RANK),
         *("--nproc-per-node", str(spec.workers[rank].processes)),
-        *("--master-addr", spec.master, "--master-port", PORT),
+        *("--master-addr", MASTER, "--master-port", PORT),
         *("--log-dir", ranks(spec, rank), "--redirects", "3"),  # both streams of every rank into files
     ]
 
@@ -87,9 +98,3 @@ def command(spec: RunSpec, rank: int) -> Command:
             *(spec.config, *job.args),
         ]
     )
-
-
-def renumber(plan: Plan, plans: Sequence[Plan]) -> Sequence[str]:
-    """The command of a plan whose rank among ``plans`` has changed."""
-    values = {"--nnodes": str(len(plans)), "--node-rank": str(plan.node_rank), "--master-addr": plan.env["MASTER_ADDR"]}
-    return put(list(plan.argv), values)

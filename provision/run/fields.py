@@ -93,6 +93,10 @@ def _measured(value: Any) -> bool:
     )
 
 
+def _words(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= RANKS and all(map(_word, value))
+
+
 def _or_null(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
@@ -122,6 +126,10 @@ _CHECKS: Mapping[str, Check] = {
     "why": _or_null(_why),
     **dict.fromkeys(("left", "gpu"), _pids),
     "gpus": _objects,
+    **dict.fromkeys(("nodes", "members"), _words),
+    "excluded": lambda value: isinstance(value, dict) and all(map(_text, value.values())),
+    "spare": _or_null(_word),
+    "hub": _rank,
     "cpu": _numbers,
     **dict.fromkeys(("network", "infiniband"), _by_name),
     "stacks": _stacks,

@@ -29,12 +29,21 @@ Event = dict[str, Any]
 
 
 class Follower:
-    """The state of a run, built from its agents' events. Any thread may pass an event."""
+    """The state of a run, built from its agents' events. Any thread may pass an event.
 
-    def __init__(self, run: str, names: Sequence[str], folder: Path, *, attempts: int = 1, emit: Emit) -> None:
+    ``active``: how many of the nodes start the run; the others are spares. ``members`` are the nodes of the newest
+    attempt in the order of their ranks: only their failures count.
+    """
+
+    def __init__(
+        self, run: str, names: Sequence[str], folder: Path, *, attempts: int = 1, active: int | None = None, emit: Emit
+    ) -> None:
         self.run = run
         self.folder = folder
         self.names = tuple(names)
+        self.members = self.names[:active]
+        self._excluded: set[str] = set()
+        self._newest = 0  # attempt
         self.states: dict[str, str] = dict.fromkeys(names, "not started")
         self.losses: list[float] = []
         self.steps: int | None = None
@@ -53,7 +62,7 @@ class Follower:
         self._files: dict[Path, TextIO] = {}
         self._phase = ""
         self._shown: Progress | None = None
-        self._reporter: int | None = None  # the place in ``names`` of the node whose progress counts
+        self._reporter: int | None = None  # the place in ``members`` of the node whose progress counts
 
     # --- the run's state -------------------------------------------------------------------------
 
@@ -66,7 +75,7 @@ class Follower:
             return "failed"
         if self.unheard:
             return "running"
-        return "finished" if all(state == "finished" for state in self.states.values()) else "stopped"
+        return "finished" if all(self.states[name] == "finished" for name in self.members) else "stopped"
 
     @property
     def failures(self) -> dict[str, str]:
@@ -80,7 +89,7 @@ class Follower:
     @property
     def over(self) -> bool:
         """Whether no node will send more events."""
-        return all(name in self._ends for name in self.names)
+        return all(name in self._ends for name in self.names if name not in self._excluded)
 
     @property
     def started(self) -> bool:
@@ -89,7 +98,7 @@ class Follower:
         False if it failed on a node: the agents then stop the others, and the caller should wait for the failure.
         """
         return not (self._failed or self._why) and all(
-            name in self._started or name in self._ends for name in self.names
+            name in self._started or name in self._ends for name in self.members
         )
 
     def ended(self, name: str) -> bool:
@@ -109,7 +118,8 @@ class Follower:
         """Record that a node can no longer be reached, so the run's state there is unknown."""
         with self._lock:
             if name not in self._ends:
-                self.unheard[name] = reason
+                if name in self.members:
+                    self.unheard[name] = reason
                 self._over(name, {"state": "lost"})
 
     def close(self) -> None:
@@ -133,7 +143,9 @@ class Follower:
         step, total, loss = event.get("step"), event.get("total"), event.get("loss")
         if not isinstance(step, int) and not isinstance(loss, int | float):
             return
-        at = self.names.index(name)
+        if name not in self.members:
+            return
+        at = self.members.index(name)
         if self._reporter is not None and at > self._reporter:
             return  # ranks advance together; each node reports if all ranks print
         if at != self._reporter:
@@ -146,7 +158,7 @@ class Follower:
         self._show(Progress("train", self.steps or 0, total if isinstance(total, int) else None, note))
 
     def _phased(self, name: str, event: Event) -> None:
-        if name == self.names[0]:
+        if name == self.members[0]:
             self._phase = str(event.get("phase") or "")
             self._show(self._shown or Progress("train", self.steps or 0))
 
@@ -164,9 +176,30 @@ class Follower:
     def _attempt(self, name: str, event: Event) -> None:
         number, checkpoint = event.get("attempt", 1), event.get("checkpoint")
         self._why.pop(name, None)
-        if name == self.names[0] and (checkpoint or number != 1):
+        self._adopt(number, event.get("nodes"))
+        if name == self.members[0] and (checkpoint or number != 1):
             of = f" of {self._attempts}" if self._attempts > 1 else ""
             self._emit(Notice(f"attempt {number}{of} " + (f"from {checkpoint}" if checkpoint else "from the start")))
+
+    def _adopt(self, number: object, nodes: object) -> None:
+        """Adopt the nodes of a newer attempt. What became of nodes that it does without no longer matters."""
+        if not isinstance(number, int) or number <= self._newest or not isinstance(nodes, list):
+            return
+        members = tuple(name for name in nodes if name in self.names)
+        if not members:
+            return
+        self._newest = number
+        self._excluded |= set(self.members) - set(members)
+        if members != self.members:
+            self.members, self._reporter = members, None
+        for name in self._excluded:
+            self._failed.pop(name, None)
+            self._why.pop(name, None)
+            self.unheard.pop(name, None)
+        self.turned.set()
+
+    def _replaced(self, _: str, event: Event) -> None:
+        self._emit(Notice(replacement(event), "warning"))
 
     def _exited(self, name: str, event: Event) -> None:
         if left := event.get("left"):
@@ -202,7 +235,7 @@ class Follower:
         self._over(name, event)
         if event.get("saved") and isinstance(event.get("step"), int):
             self.saved = event["step"]
-        if event.get("state") == "failed":
+        if event.get("state") == "failed" and name in self.members:
             why = event.get("why") or {}
             text = why.get("text") or self._why.get(name) or "failed without reporting a reason"
             self._failed.setdefault(str(why.get("node") or name), (str(text), why.get("rank")))
@@ -210,7 +243,8 @@ class Follower:
     def _gone(self, name: str, event: Event) -> None:
         self._over(name, {**event, "state": "lost"})
         reason = "the agent died without reporting: it was killed, or the machine restarted"
-        self._failed.setdefault(name, (reason, None))
+        if name in self.members:
+            self._failed.setdefault(name, (reason, None))
 
     def _over(self, name: str, event: Event) -> None:
         self._ends[name] = event
@@ -247,9 +281,17 @@ class Follower:
         "peer": _peer,
         "phase": _phased,
         "progress": _progress,
+        "replaced": _replaced,
         "started": _started_there,
         "straggler": _straggler,
     }
+
+
+def replacement(event: Mapping[str, Any]) -> str:
+    """One sentence about a node that was lost."""
+    spare, rank = event.get("spare"), event.get("rank")
+    then = f"spare {spare} takes rank {rank}" if spare else "the run continues without it"
+    return f"{event.get('node')} lost ({event.get('text')}): {then}"
 
 
 def _with_rank(text: str, rank: object) -> str:

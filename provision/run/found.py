@@ -15,7 +15,7 @@ from provision.run import fields
 from trainer.agent.contract.expected import Expected
 from trainer.agent.contract.expected import read as read_expected
 
-LIVE = ("starting", "meeting", "running", "ending")
+LIVE = ("starting", "meeting", "spare", "running", "ending")
 ENDED = ("finished", "failed", "stopped")
 LOST = "lost"  # its agent died without writing an end
 UNKNOWN = "unknown"  # its node does not answer; nodes that share the folder reported it
@@ -26,6 +26,7 @@ _LOGS = re.compile(rf"({_RUN.pattern})/logs/node[0-9]{{1,7}}")
 _NETWORKS = 200  # lines of NCCL's log
 _NETWORK = 1000  # characters of such a line
 _SAMPLES = 100
+_SAME_START = 120.0  # seconds between the starts of a run's agents, with the difference of the clocks
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,26 @@ class Part:
     network: str = ""
 
     @property
+    def position(self) -> int:
+        """The node's position in the run's roster, which names its plan."""
+        position = self.fields.get("node_rank")
+        return position if isinstance(position, int) else 0
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The nodes of the newest attempt that this one knows, in the order of their ranks; empty if unknown."""
+        found = self.fields.get("members")
+        return tuple(map(str, found)) if isinstance(found, list) else ()
+
+    @property
+    def spare(self) -> bool:
+        """Whether the node has no rank: it waits to replace another one."""
+        return bool(self.members) and self.node not in self.members
+
+    @property
     def rank(self) -> int:
-        """The node's rank."""
-        rank = self.fields.get("node_rank")
-        return rank if isinstance(rank, int) else 0
+        """The node's rank; of a spare its position."""
+        return self.members.index(self.node) if self.node in self.members else self.position
 
     @property
     def state(self) -> str:
@@ -102,9 +119,20 @@ class Run:
         return tuple(part.node for part in self.parts)
 
     @property
+    def members(self) -> tuple[str, ...]:
+        """The nodes that reported it and have ranks, in the order of these."""
+        return tuple(part.node for part in self.parts if not part.spare)
+
+    @property
+    def spares(self) -> tuple[str, ...]:
+        """The nodes that reported it and have no rank."""
+        return tuple(part.node for part in self.parts if part.spare)
+
+    @property
     def missing(self) -> int:
-        """The number of its nodes that did not report."""
-        return max(0, int(self.head.number("nnodes") or len(self.parts)) - len(self.parts))
+        """The number of its nodes with ranks that did not report."""
+        count = len(self.head.members) or int(self.head.number("nnodes") or len(self.members))
+        return max(0, count - len(self.members))
 
     @property
     def live(self) -> bool:
@@ -119,7 +147,7 @@ class Run:
     @property
     def state(self) -> str:
         """The state of the whole run."""
-        states = [part.state for part in self.parts]
+        states = [part.state for part in self.parts if not part.spare] or [part.state for part in self.parts]
         for state in ("ending", "running", "meeting", "starting"):
             if any(part.live and part.state == state for part in self.parts):
                 return state
@@ -237,15 +265,24 @@ def merge_runs(answers: Iterable[NodeRuns]) -> dict[str, Run]:
     runs: dict[str, list[Part]] = {}
     for key, part in best.items():
         runs.setdefault(part.run, []).append(replace(part, seen_on=tuple(seen[key])))
-    kept = {run: sorted(_of_now(parts), key=lambda part: (part.rank, part.node)) for run, parts in runs.items()}
+    kept = {run: sorted(of_now(parts), key=lambda part: (part.rank, part.node)) for run, parts in runs.items()}
     return {run: Run(run, tuple(kept[run])) for run in sorted(kept)}
 
 
-def _of_now(parts: Sequence[Part]) -> list[Part]:
+def of_now(parts: Sequence[Part]) -> list[Part]:
     """The parts of the newest start: a resume on fewer nodes leaves old parts behind. Running parts always stay."""
     newest = max(parts, key=lambda part: (part.live, part.rank == 0, part.number("began") or 0.0))
     count = newest.number("nnodes")
-    return [part for part in parts if part.live or count is None or part.number("nnodes") in {None, count}]
+    left = [part for part in parts if not any(_excludes(other, part) for other in parts)]
+    return [part for part in left if part.live or count is None or part.number("nnodes") in {None, count}] or left
+
+
+def _excludes(other: Part, part: Part) -> bool:
+    """Whether a part of the same start, or of a later one, continues without this one."""
+    excluded, began, since = other.fields.get("excluded"), other.number("began"), part.number("began")
+    if not isinstance(excluded, dict) or part.node not in excluded or other.node == part.node:
+        return False
+    return began is None or since is None or began > since - _SAME_START
 
 
 def pace_of(samples: Sequence[Mapping[str, Any]]) -> float | None:

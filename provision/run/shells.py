@@ -1,5 +1,7 @@
 """A plan as a script to paste, for sh, PowerShell and cmd: the commands that a node would run.
 
+The plans are filled in for the first attempt (``launchers.filled``).
+
 Values that look like secrets are hidden. The agent does not use these scripts: it starts lists of arguments.
 """
 
@@ -11,7 +13,7 @@ import re
 import shlex
 
 from provision.masking import is_secret, mask_env, mask_words
-from trainer.agent.contract.plan import PORT, Plan
+from trainer.agent.contract.plan import Plan
 
 _WORLD = "--world_info="  # DeepSpeed's: base64 of JSON
 # PowerShell reads typographic quotes as straight ones (language specification, 2.3.5.2).
@@ -95,7 +97,7 @@ def _first_rank(plan: Plan, assign: str, remark: str) -> list[str]:
 
 
 def _argv(plan: Plan) -> list[str]:
-    return [str(plan.port) if word == PORT else word for word in mask_words(plan.argv)]
+    return list(mask_words(plan.argv))
 
 
 def _explained(plan: Plan) -> list[str]:

@@ -115,7 +115,7 @@ class RunSpec:
 
     Attributes:
         id: the run's id.
-        workers: the nodes in the order of their ranks.
+        workers: the nodes in the order of their ranks, spares last.
         prefix: the release's real path, not the symlink ``current``.
         folder: the run's folder on the nodes.
         config: ``RunFiles.config_name``.
@@ -138,6 +138,8 @@ class RunSpec:
         textfile: the folder of node_exporter's textfile collector; None: no samples are written for it.
         notify: the shell command for events of the run; None: none.
         expected: what the run is judged by; None: nothing is expected.
+        spares: how many of the workers, the last ones, only replace others.
+        min_nodes: the number of nodes with which the run may continue without spares; None: all.
     """
 
     id: str
@@ -164,6 +166,13 @@ class RunSpec:
     textfile: str | None = None
     notify: str | None = None
     expected: Expected | None = None
+    spares: int = 0
+    min_nodes: int | None = None
+
+    @property
+    def active(self) -> tuple[Worker, ...]:
+        """The workers that start the run."""
+        return self.workers[: len(self.workers) - self.spares]
 
     @property
     def user_env(self) -> Mapping[str, str]:
@@ -173,7 +182,10 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class Launch:
-    """One plan for each node, in the order of ``RunSpec.workers``, and notices for the user."""
+    """One plan for each node, in the order of ``RunSpec.workers``, and notices for the user.
+
+    The plans have places for what the agents fill in for each attempt, see ``launchers.filled``.
+    """
 
     plans: tuple[Plan, ...]
     notices: tuple[Notice, ...] = ()

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from provision.run import fields
-from provision.run.follow import Entry, entry
-from provision.run.found import Part, Run, pace_of, parse_runs
+from provision.run.follow import Entry, entry, replacement
+from provision.run.found import Part, Run, of_now, pace_of, parse_runs
 from provision.run.sampled import Gpu, Process, Traffic, finite, gpus, processes, short, traffic
 from trainer.agent.contract.expected import Expected
 
@@ -186,7 +186,8 @@ class Watched:
 
     def view(self, now: float) -> View:
         """The run as it is known now."""
-        run = Run(self.run.id, tuple(replace(known.part, samples=tuple(known.samples)) for known in self._all()))
+        parts = [replace(known.part, samples=tuple(known.samples)) for known in self._all()]
+        run = Run(self.run.id, tuple(of_now(parts)))
         reporter, head = run.reporter, run.head
         self.reporter = reporter.node
         last = self._points[-1] if self._points else None
@@ -275,11 +276,10 @@ def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
         case "phase":
             phase = short(str(event.get("phase") or ""))
             return Happening(time, node, "checkpoint" if "sav" in phase or "checkpoint" in phase else "phase", phase)
-        case "notice":
-            level = "note" if event.get("level") == "info" else "warning"
-            return Happening(time, node, level, text)
-        case "straggler":
-            return Happening(time, node, "warning" if event.get("state") == "slow" else "note", text)
+        case "notice" | "straggler" | "replaced":
+            calm = event.get("level") == "info" or (kind == "straggler" and event.get("state") != "slow")
+            text = short(replacement(event)) if kind == "replaced" else text
+            return Happening(time, node, "note" if calm else "warning", text)
         case "peer":
             text = short(f"{event.get('node')}: {event.get('text') or event.get('state')}")
             return Happening(time, node, "note" if event.get("state") in {"ended", "back"} else "warning", text)

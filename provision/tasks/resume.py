@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.inventory import fold
-from provision.launchers import fewer
+from provision.launchers import arranged
 from provision.model import Node
 from provision.render import quote
 from provision.run import plan_name, record, world_size
@@ -25,6 +25,7 @@ from provision.tasks.gate import GateOptions, gate
 from provision.tasks.resume_arg import AskResume, with_resume_arg
 from provision.tasks.runs import by_name, find, refuse_others, run_folder
 from provision.tasks.start import Following, Start
+from provision.tasks.train import link_addresses
 from trainer.agent.contract.plan import Plan, from_json
 from trainer.agent.contract.untrusted import UntrustedError
 
@@ -79,8 +80,10 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
     refuse_others(session, run, found, others_too=False)
     chosen = remaining(session, run, found.unreachable, options.count)
     refuse_resume(session, run, found.unreachable, chosen=chosen)
-    members = [by_name(inventory)[name] for name in chosen or run.nodes]
-    plans = _plans(session, run, members)
+    members = [by_name(inventory)[name] for name in chosen or run.members]
+    spares = [by_name(inventory)[name] for name in _spares(session, run, options.count)]
+    nodes = [*members, *spares]
+    plans = _plans(session, run, nodes)
     before = plans[0].nnodes
     refuse_plans(plans)
     kept = record.read(record.folder_of(inventory.path, run.id)) or {}
@@ -92,12 +95,14 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
     limited = {plan.node: plan.env.get(VISIBLE) for plan in plans}
     visible = {name: str(gpus) for name, gpus in limited.items() if gpus is not None}
     strict = GateOptions(force=options.force, visible=visible)
-    with gate(session, members, run.id, None, strict) as passed:
+    with gate(session, nodes, run.id, None, strict) as passed:
         head = passed.answers[members[0].name].facts
+        others: tuple[tuple[str, int], ...] = ()
+        if spares or plans[0].min_nodes is not None:
+            names = [node.name for node in nodes[1:]]
+            others = link_addresses([passed.answers[name].facts for name in names], names)
+        plans = arranged(plans, members[0].train_address, len(members), others)
         if len(members) < before:
-            moved = plans[0].node_rank != 0
-            facts = {name: answer.facts.interface for name, answer in passed.answers.items()} if moved else {}
-            plans = fewer(plans, members[0].train_address, facts)
             _warn_fewer(session, run, members, before, plans, found.unreachable)
         if options.notify is not None:
             plans = [plan._replace(notify=options.notify or None) for plan in plans]
@@ -114,7 +119,14 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
         **started_on({node.name: passed.answers[node.name].facts for node in passed.nodes}),
         "preflight": to_record(preflight(passed.findings, passed.dropped)),
     }
-    return Start(session, members, run.id, fresh, about).follow(options.following)
+    interfaces = {name: answer.facts.interface for name, answer in passed.answers.items()}
+    return Start(session, nodes, run.id, fresh, about, interfaces).follow(options.following)
+
+
+def _spares(session: Session, run: Run, count: int | None) -> tuple[str, ...]:
+    """The run's spares that can still replace a node: none if the user chose a number of nodes."""
+    allowed = {node.name for node in session.nodes}
+    return () if count is not None else tuple(name for name in run.spares if name in allowed)
 
 
 def remaining(session: Session, run: Run, unreachable: Mapping[str, str], count: int | None) -> tuple[str, ...] | None:
@@ -126,10 +138,10 @@ def remaining(session: Session, run: Run, unreachable: Mapping[str, str], count:
     if count is None and len(session.nodes) == len(session.inventory.nodes):
         return None
     allowed = {node.name for node in session.nodes}
-    among = [name for name in run.nodes if name in allowed]
-    ran = f"run {run.id} ran on {fold(run.nodes)}"
+    among = [name for name in run.members if name in allowed]
+    ran = f"run {run.id} ran on {fold(run.members)}"
     if not among:
-        raise UsageError(f"{ran}, and none of these nodes was chosen", hint=f"choose among {fold(run.nodes)}")
+        raise UsageError(f"{ran}, and none of these nodes was chosen", hint=f"choose among {fold(run.members)}")
     if count is None:
         return tuple(among)
     if count > len(among):
@@ -151,7 +163,7 @@ def _warn_fewer(
     unreachable: Mapping[str, str],
 ) -> None:
     """Warn about what changes, and where processes of the run may be left."""
-    size, was = world_size(plans), int(run.head.number("world_size") or 0)
+    size, was = world_size(plans[: len(members)]), int(run.head.number("world_size") or 0)
     ranks = ", ".join(f"{node.name} is node {rank}" for rank, node in enumerate(members[:8]))
     text = f"run {run.id} resumes on {len(members)} of {before} nodes: {ranks}; world size {size}"
     text += f" instead of {was}" if was and was != size else ""
@@ -231,10 +243,10 @@ def renewed(plans: Sequence[Plan], head: Facts, *, token: str, restarts: int | N
 def _plans(session: Session, run: Run, members: Sequence[Node]) -> list[Plan]:
     """The plan of each node's agent, in the order of the ranks."""
     folder = str(run_folder(session.inventory, run.id))
-    ranks = {part.node: part.rank for part in run.parts}
+    positions = {part.node: part.position for part in run.parts}
 
     def ask(node: Node) -> Plan:
-        name = plan_name(ranks[node.name])
+        name = plan_name(positions[node.name])
         result = session.run(node, f"head -c 16777216 -- {quote(folder)}/{name}", deadline=_DEADLINE)
         try:
             return from_json(result.out)

@@ -318,7 +318,7 @@ def stop(
     already = run.state if run.ended else ""
     used = run.head.number("port")
     port = int(used) if used and not already else None  # another program may use an ended run's port by now
-    proofs = stop_on(session, run.id, nodes, {part.node: part.rank for part in run.parts}, port=port, save=save)
+    proofs = stop_on(session, run.id, nodes, {part.node: part.position for part in run.parts}, port=port, save=save)
     done = stop_result(session, run.id, proofs, port=port, already=already)
     done = replace(done, resumable=run.resumable, asked_to_save=save)
     silent = {name: why for name, why in found.unreachable.items() if run.missing and name not in run.nodes}

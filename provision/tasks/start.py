@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from provision.errors import ClusterctlError, InterruptedByUser, NodesFailedError, RunFailedError
 from provision.inventory import fold
+from provision.launchers import filled
 from provision.masking import mask_plan
 from provision.model import Emit, Node
 from provision.render import render
@@ -65,10 +66,11 @@ class Start:
 
     Attributes:
         session: the command's session.
-        nodes: in the order of their ranks.
+        nodes: in the order of their ranks, spares last.
         run: its id.
         plans: what each agent receives, in the same order.
         about: additional fields of the record.
+        interfaces: by node, the interface to rank 0, for the record.
         left: by node, what a stop could not end or verify.
     """
 
@@ -77,6 +79,7 @@ class Start:
     run: str
     plans: Sequence[Plan]
     about: Mapping[str, Any]
+    interfaces: Mapping[str, str | None] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict, init=False)
 
     def follow(self, following: Following) -> TrainResult:
@@ -90,14 +93,16 @@ class Start:
         folder = record.folder_of(self.session.inventory.path, self.run)
         names = [node.name for node in self.nodes]
         attempts = self.plans[0].attempts
-        follower = Follower(self.run, names, folder, attempts=attempts, emit=self.session.emit)
+        active = self.plans[0].nnodes
+        follower = Follower(self.run, names, folder, attempts=attempts, active=active, emit=self.session.emit)
         there = PurePosixPath(str(self.about["folder"]))
         described = {
             **self.about,
             "run": self.run,
             "inventory": self.session.inventory.path.name,
-            "nodes": names,
-            "plans": {plan.node: mask_plan(plan).to_object() for plan in self.plans},
+            "nodes": names[:active],
+            "spares": names[active:],
+            "plans": {plan.node: mask_plan(plan).to_object() for plan in filled(self.plans, self.interfaces)},
             "expected": (band := self.plans[0].expected) and band.to_object(),
             "who": record.author(),
             "began": record.now(),
@@ -132,7 +137,17 @@ class Start:
             state = {"ended": follower.state, "detached": "running"}.get(outcome, outcome)
             figures = {"seconds": round(seconds, 1), "losses": follower.losses, "steps": follower.steps}
             why = dict(follower.failures)
-            record.write(folder, {**described, **figures, "state": state, "attached": False, "why": why})
+            record.write(
+                folder,
+                {
+                    **described,
+                    **figures,
+                    "nodes": list(follower.members),
+                    "state": state,
+                    "attached": False,
+                    "why": why,
+                },
+            )
             shown.finish()
         if outcome == "ended":
             pattern = self.plans[0].pattern or ""
@@ -232,8 +247,8 @@ class Start:
             run=self.run,
             state=state,
             folder=follower.folder,
-            nodes=tuple(node.name for node in self.nodes),
-            world_size=world_size(self.plans),
+            nodes=follower.members if state == "finished" else tuple(node.name for node in self.nodes),
+            world_size=world_size(self.plans[: self.plans[0].nnodes]),
             seconds=seconds,
             steps=follower.steps,
             first_loss=follower.losses[0] if follower.losses else None,
@@ -388,7 +403,8 @@ class Attachment:
                 if stream.failure and not follower.ended(stream.node.name):
                     follower.lost(stream.node.name, stream.failure)
             going = [stream for stream in streams.streams if not follower.ended(stream.node.name)]
-            if len(going) == len(streams.streams) - len(follower.unheard):  # no node has reported its end
+            members = [name for name in follower.members if name not in follower.unheard]
+            if not any(map(follower.ended, members)):  # no node has reported its end
                 first_end = None
                 self._forsaken(going)
             else:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from provision.errors import UsageError
 from provision.inventory.document import shown
-from provision.launchers import choose, launch, pack
+from provision.launchers import choose, filled, launch, pack
 from provision.masking import mask_words
 from provision.model import Inventory, Node, Notice
-from provision.run import Job, Launch, RunFiles, RunSpec, new_run_id, resume_args
+from provision.run import Facts, Job, Launch, RunFiles, RunSpec, new_run_id, resume_args
 from provision.run.config import MisspelledKeyError
 from provision.run.config_text import read
 from provision.run.environment import started_on, started_with
@@ -80,6 +80,8 @@ class Training:
         notify: the shell command for events of the run; None: the inventory's; empty: none.
         expected: what it is judged by: an earlier run, ``LOW-HIGH`` seconds per step or ``none``; None: the estimate.
         ask_resume: asks for the arguments by which a script resumes; None: there is no terminal.
+        spares: how many of the session's nodes, the last ones, only replace lost ones.
+        min_nodes: with how many nodes the run may continue without spares; None: all.
     """
 
     job: Job
@@ -93,6 +95,8 @@ class Training:
     notify: str | None = None
     expected: str | None = None
     ask_resume: AskResume | None = None
+    spares: int = 0
+    min_nodes: int | None = None
 
 
 def find_config(inventory: Inventory) -> Path:
@@ -148,7 +152,8 @@ def train(session: Session, asked: Training) -> TrainResult:
             **started_on({node.name: passed.answers[node.name].facts for node in passed.nodes}),
             "preflight": to_record(preflight(passed.findings, passed.dropped)),
         }
-    return Start(session, passed.nodes, run, plans, about).follow(asked.following)
+    interfaces = {worker.node.name: worker.facts.interface for worker in spec.workers}
+    return Start(session, passed.nodes, run, plans, about, interfaces).follow(asked.following)
 
 
 def dry_run(session: Session, asked: Training) -> tuple[RunSpec, Launch, RunFiles]:
@@ -167,7 +172,9 @@ def dry_run(session: Session, asked: Training) -> tuple[RunSpec, Launch, RunFile
     with gate(session, nodes, run, files, options) as passed:
         asked = replace(asked, job=choose_resume_arg(asked.job, files, None))
         spec = _spec(session, passed, run, files, asked)
-        return spec, launch(spec), files
+        launched = launch(spec)
+        shown = filled(launched.plans, {worker.node.name: worker.facts.interface for worker in spec.workers})
+        return spec, replace(launched, plans=tuple(shown)), files
 
 
 def linked(launched: Launch, spec: RunSpec, port: int | None, token: str, lost_after: float) -> list[Plan]:
@@ -180,8 +187,41 @@ def linked(launched: Launch, spec: RunSpec, port: int | None, token: str, lost_a
         return list(launched.plans)
     if port is None:
         raise UsageError(f"{spec.workers[0].node.name} has no second free port, for the agents of the nodes")
-    link = Link(spec.master, port, token, tuple(worker.node.name for worker in spec.workers), lost_after)
+    names = tuple(worker.node.name for worker in spec.workers)
+    others: tuple[tuple[str, int], ...] = ()
+    if spec.spares or spec.min_nodes is not None:
+        others = link_addresses([worker.facts for worker in spec.workers[1:]], names[1:])
+    link = Link(spec.master, port, token, names, lost_after, others)
     return [plan._replace(link=link) for plan in launched.plans]
+
+
+def link_addresses(facts: Sequence[Facts], names: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    """Where the agents of the nodes after the first listen if the first is lost.
+
+    Raises:
+        UsageError: a node has no free port.
+    """
+    found = []
+    for known, name in zip(facts, names, strict=True):
+        if known.ip is None or known.link_port is None:
+            raise UsageError(f"{name} has no free port for its agent, which may have to replace rank 0's")
+        found.append((known.ip, known.link_port))
+    return tuple(found)
+
+
+def active_nodes(nodes: Sequence[Node], spares: int, min_nodes: int | None) -> int:
+    """How many of the nodes start the run.
+
+    Raises:
+        UsageError: there are too few nodes for the spares, or fewer than ``min_nodes``.
+    """
+    active = len(nodes) - spares
+    if active < 1:
+        text = f"--spares {spares}: there are only {len(nodes)} nodes, and the run needs at least one more"
+        raise UsageError(text, hint=f"--spares {max(0, len(nodes) - 1)}")
+    if min_nodes is not None and min_nodes > active:
+        raise UsageError(f"--min-nodes {min_nodes}: the run starts on {active} nodes", hint=f"--min-nodes {active}")
+    return active
 
 
 def _pack(session: Session, asked: Training) -> tuple[str, RunFiles, tuple[Node, ...]]:
@@ -199,7 +239,8 @@ def _pack(session: Session, asked: Training) -> tuple[str, RunFiles, tuple[Node,
         for text in resume_args.notices(files.resuming, name, output_known=files.output is not None, typed=typed):
             session.emit(Notice(text))
     env = {**session.inventory.train.env, **asked.job.env}
-    checked, files = ds_files.check_job(asked.job, files, world=ds_files.world_of(asked.job, nodes), env=env)
+    active = nodes[: active_nodes(nodes, asked.spares, asked.min_nodes)]
+    checked, files = ds_files.check_job(asked.job, files, world=ds_files.world_of(asked.job, active), env=env)
     for text in ds_files.refuse(checked, forced=asked.gate.force, again=session.again("--force", command="train")):
         session.warn(text)
     return run_id(asked), files, nodes
@@ -279,6 +320,8 @@ def _spec(session: Session, passed: GateResult, run: str, files: RunFiles, asked
     head = passed.nodes[0]
     facts = {name: answer.facts for name, answer in passed.answers.items()}
     env = session.inventory.train.env
+    spares = max(0, asked.spares - len(passed.dropped))  # the first spares replace nodes that cannot take part
+    active = len(passed.nodes) - spares
     return RunSpec(
         id=run,
         workers=workers(asked.job, passed.nodes, facts, env),
@@ -301,4 +344,6 @@ def _spec(session: Session, passed: GateResult, run: str, files: RunFiles, asked
         none_ok=True,
         textfile=None if session.inventory.textfile is None else str(session.inventory.textfile),
         notify=(session.inventory.notify if asked.notify is None else asked.notify) or None,
+        spares=spares,
+        min_nodes=None if asked.min_nodes is None else min(asked.min_nodes, active),
     )

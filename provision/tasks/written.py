@@ -72,7 +72,7 @@ def collect_wandb(session: Session, word: str | None, to: Path) -> WandbRuns:
     run, found = find(session, word)
     here = to / run.id / FOLDER
     nodes = [by_name(session.inventory)[part.node] for part in run.parts if part.node not in found.unreachable]
-    ranks = {part.node: part.rank for part in run.parts}
+    ranks = {part.node: part.position for part in run.parts}
     arrived = {"files": 0, "bytes": 0, "there": 0}
     with session.stage("collect", f"Collecting the W&B runs of {run.id}", None, "bytes") as shown:
         outcome = session.each(lambda node: _list(session, node, run, ranks[node.name]), on=nodes)
@@ -183,6 +183,6 @@ def tensorboard_of(session: Session, word: str | None) -> tuple[Node, dict[str, 
     run, _ = find(session, word)
     node = by_name(session.inventory)[run.head.node]
     folder = run_folder(session.inventory, run.id)
-    where = read_places(session, node, folder, run.head.rank)
+    where = read_places(session, node, folder, run.head.position)
     named = {str(folder): run.id, where.output: "output", where.tensorboard: "logs"}
     return node, {named[path]: path for path in outermost(named)}

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from provision.launchers import launch
+from provision.launchers import filled, launch
 from provision.model import Node
 from provision.run import Facts, Job, RunSpec, shells
 from provision.run.spec import workers
@@ -99,9 +99,10 @@ def spec_of(job, gpus, reported, fields):
 
 def written(case):
     """What belongs into the golden files of a case, by suffix."""
-    launched = launch(spec_of(*CASES[case]))
-    plans = list(launched.plans)
-    objects = [plan.to_object() for plan in plans]
+    spec = spec_of(*CASES[case])
+    launched = launch(spec)
+    objects = [plan.to_object() for plan in launched.plans]
+    plans = filled(launched.plans, {worker.node.name: worker.facts.interface for worker in spec.workers})
     notices = [asdict(notice) for notice in launched.notices]
     texts = {
         ".json": json.dumps({"notices": notices, "plans": objects}, indent=2) + "\n",

@@ -161,8 +161,18 @@ def plain_nodes(require_sandbox, small_env, tmp_path_factory):
         yield nodes
 
 
+@pytest.fixture(scope="module")
+def three_nodes(require_sandbox, small_env, tmp_path_factory):
+    """The same with three nodes, one of which a test may destroy."""
+    from training import PLAIN
+
+    bundle = _bundle("small-bundle", small_env, tmp_path_factory)
+    with _nodes("three", PLAIN, bundle, tmp_path_factory, count=3) as nodes:
+        yield nodes
+
+
 @contextmanager
-def _nodes(name, trainers, bundle, tmp_path_factory):
+def _nodes(name, trainers, bundle, tmp_path_factory, count=2):
     from training import PREFIX, Training
 
     if there := os.environ.get(f"CLUSTERCTL_{name.upper()}"):  # while tests are written: a sandbox, all deployed
@@ -172,7 +182,9 @@ def _nodes(name, trainers, bundle, tmp_path_factory):
     if "PYTEST_XDIST_WORKER" in os.environ:
         (tmp_path_factory.getbasetemp().parent / name).mkdir()  # fails where another worker has such nodes too
     folder = tmp_path_factory.mktemp("job")
-    with sandboxes.up(sandboxes.Options(nodes=2, name=_name(), directory=folder, user="trainer", prefix=PREFIX)) as box:
+    with sandboxes.up(
+        sandboxes.Options(nodes=count, name=_name(), directory=folder, user="trainer", prefix=PREFIX)
+    ) as box:
         nodes = Training(folder, box, trainers)
         nodes.deploy(bundle)
         yield nodes

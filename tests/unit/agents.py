@@ -78,7 +78,7 @@ def plan_of(**fields):
     from trainer.agent.contract.plan import from_object
 
     link = fields.get("link")
-    needed = {"version": 1, "run": "r", "node": "n0", "argv": ["x"], "env": {}, "node_rank": 0}
+    needed = {"version": 2, "run": "r", "node": "n0", "argv": ["x"], "env": {}, "node_rank": 0}
     fields = needed | {"nnodes": len(link["nodes"]) if link else fields.get("node_rank", 0) + 1} | fields
     return from_object(fields)
 
@@ -139,7 +139,7 @@ class Run:
             "logs": f"logs/node{self.rank}",
             "grace": 0.5,
             "nnodes": max(self.rank + 1, len((plan.get("link") or {}).get("nodes", [None]))),
-            "version": 1,
+            "version": 2,
         } | plan
         self.path.write_text(json.dumps(plan))
         return self

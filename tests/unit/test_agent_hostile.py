@@ -208,7 +208,16 @@ def test_valid_offers_are_accepted(plan):
     assert check_end(plan, decide_end(plan, {0: ended, 1: ended}, None, more=False))["why"] == WHY
 
 
-START = {"checkpoint": "checkpoint-2", "port": 29500, "world_size": 4, "copy": {"1": [["checkpoint-2/a", 5, 0]]}}
+START = {
+    "checkpoint": "checkpoint-2",
+    "port": 29500,
+    "world_size": 4,
+    "copy": {"1": [["checkpoint-2/a", 5, 0]]},
+    "members": [0, 1],
+    "processes": [2, 2],
+    "excluded": {},
+    "replaced": [],
+}
 
 
 @pytest.mark.parametrize(
@@ -220,6 +229,13 @@ START = {"checkpoint": "checkpoint-2", "port": 29500, "world_size": 4, "copy": {
         *({"copy": copy} for copy in ("x", {"1": {}}, {"1": [[]]}, {"1": [["../x", 1, 0]]}, {"1": [["x", "1", 0]]})),
         {"refused": 5},
         {"step": -1},
+        *({"members": members} for members in (None, [], [0], [0, 0], [0, 2], [0, -1], [0, "1"], [[], 1])),
+        *({"processes": each} for each in (None, [2], [2, 0], [2, True], [2, 1 << 40])),
+        *({"excluded": each} for each in (None, [], {"1": "lost"}, {"2": "x"}, {"x": "x"}, {"٣": "x"}, {"0" * 9: "x"})),
+        *(
+            {"replaced": each}
+            for each in (None, [1], [{"node": "n1"}], [{"node": "n1", "why": "x", "rank": 1, "by": 5}])
+        ),
         *(
             {"aside": {"number": 1, "names": ["a"], "pointers": {}} | aside}
             for aside in (

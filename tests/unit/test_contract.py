@@ -48,7 +48,7 @@ def linked(**fields):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (changed(version=2), "version is 2, but only version 1 is supported"),
+        (changed(version=1), "version is 1, but only version 2 is supported"),
         (changed(version=True), "version is True"),
         (changed(version=None), "version is missing"),
         (changed(colour="red"), "colour is not a known key"),
@@ -72,7 +72,7 @@ def linked(**fields):
         (changed(resume="x"), "resume must be an object"),
         (linked(port="x"), "link.port must be a whole number"),
         (linked(colour="red"), "link.colour is not a known key"),
-        (linked(nodes=["n0"]), "link.nodes has 1 names for 2 nodes"),
+        (linked(nodes=["n0"]), "node_rank is 1, but there are 1 nodes"),
         (changed(link={}), "link.host is missing"),
         ({"version": VERSION, "run": "r", "node": "n", "env": {}}, "argv is missing"),
     ],

@@ -74,10 +74,6 @@ def parse(command, words):
 
 def command(spec, rank):
     return Command(["parallel", spec.config, *spec.job.args], {})
-
-
-def renumber(plan, plans):
-    return plan.argv
 """
 CAUSE = """
 from provision.diagnosis.cause import Cause

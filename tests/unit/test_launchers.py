@@ -41,8 +41,15 @@ def spec(*workers, **fields):
     return RunSpec(**(given | fields))
 
 
+def launch_filled(spec):
+    """What the nodes run in the first attempt."""
+    launched = launchers.launch(spec)
+    plans = launchers.filled(launched.plans, {each.node.name: each.facts.interface for each in spec.workers})
+    return replace(launched, plans=tuple(plans))
+
+
 def envs(spec):
-    return [plan.env for plan in launchers.launch(spec).plans]
+    return [plan.env for plan in launch_filled(spec).plans]
 
 
 # --- argv ----------------------------------------------------------------------------------------
@@ -50,7 +57,7 @@ def envs(spec):
 
 def test_no_argument_is_ever_split():
     folder = PurePosixPath("/data/our runs/$HOME")
-    argv = launchers.launch(spec(prefix=PurePosixPath("/data/my envs/r"), folder=folder)).plans[1].argv
+    argv = launch_filled(spec(prefix=PurePosixPath("/data/my envs/r"), folder=folder)).plans[1].argv
     argv = list(argv)
     assert argv[0] == "/data/my envs/r/bin/python"
     assert argv[argv.index("--log-dir") + 1] == "/data/our runs/$HOME/logs/node1/ranks"
@@ -58,7 +65,7 @@ def test_no_argument_is_ever_split():
 
 
 def test_ranks_continue_from_node_to_node():
-    plans = launchers.launch(spec(worker(0, gpus=2), worker(1, gpus=4), worker(2))).plans
+    plans = launch_filled(spec(worker(0, gpus=2), worker(1, gpus=4), worker(2))).plans
     assert [plan.first_rank for plan in plans] == [0, 2, 6]
     assert [plan.env["NPROC_PER_NODE"] for plan in plans] == ["2", "4", "8"]
 
@@ -69,7 +76,7 @@ def test_processes(gpus, found, processes):
 
 
 def test_nodes_may_share_the_run_folder():
-    first, second = launchers.launch(spec()).plans
+    first, second = launch_filled(spec()).plans
     assert first.logs != second.logs
     assert plan_name(0) != plan_name(1)
 
@@ -85,7 +92,7 @@ def test_each_node_has_its_own_interface():
 
 def test_user_overrides_every_variable_except_the_ranks():
     given = {"OMP_NUM_THREADS": "3", "HF_HUB_OFFLINE": "0", "PYTHONPATH": "/mine", "NODE_RANK": "7", "MASTER_PORT": "1"}
-    launch = launchers.launch(spec(env=given))
+    launch = launch_filled(spec(env=given))
     env = launch.plans[1].env
     assert (env["OMP_NUM_THREADS"], env["HF_HUB_OFFLINE"], env["PYTHONPATH"]) == ("3", "0", "/mine")
     assert (env["NODE_RANK"], env["MASTER_PORT"]) == ("1", "29500")
@@ -98,7 +105,7 @@ def test_threads(cpus, processes, threads):
 
 
 def test_caches_are_of_this_user_and_this_release():
-    plan = launchers.launch(spec(worker(uid=1234))).plans[0]
+    plan = launch_filled(spec(worker(uid=1234))).plans[0]
     assert plan.env["TRITON_CACHE_DIR"] == "/tmp/clusterctl-1234/0123456789ab/triton"
     assert list(plan.private) == ["/tmp/clusterctl-1234", "/tmp/clusterctl-1234/0123456789ab"]
 
@@ -124,7 +131,7 @@ def test_ranks_that_save_on_sigterm_get_the_hook_with_gpus_too():
 def test_command_line_overrides_the_inventory():
     job = Job("script", "train.py", env={"OMP_NUM_THREADS": "5"})
     given = spec(job=job, env={"OMP_NUM_THREADS": "3", "X": "1"})
-    env = launchers.launch(given).plans[0].env
+    env = launch_filled(given).plans[0].env
     assert (env["OMP_NUM_THREADS"], env["X"]) == ("5", "1")
 
 
@@ -149,7 +156,7 @@ def test_one_node_may_use_loopback():
 def test_a_container_bridge_is_pointed_out():
     (notice,) = [
         each
-        for each in launchers.launch(spec(worker(0), worker(1, interface="docker0"))).notices
+        for each in launch_filled(spec(worker(0), worker(1, interface="docker0"))).notices
         if each.level == "warning"
     ]
     assert "gpu02" in notice.text
@@ -158,7 +165,7 @@ def test_a_container_bridge_is_pointed_out():
 
 def test_llamafactory_v1_is_refused():
     with pytest.raises(UsageError, match="USE_V1"):
-        launchers.launch(spec(env={"USE_V1": "1"}))
+        launch_filled(spec(env={"USE_V1": "1"}))
 
 
 # --- LLaMA-Factory -------------------------------------------------------------------------------
@@ -174,7 +181,7 @@ def test_llamafactory_v1_is_refused():
     ],
 )
 def test_loggers_are_those_installed_in_the_environment(packages, settings, message):
-    argv = launchers.launch(spec(worker(packages=packages), settings=settings)).plans[0].argv
+    argv = launch_filled(spec(worker(packages=packages), settings=settings)).plans[0].argv
     assert list(argv[argv.index("sft.yaml") + 1 :]) == message
 
 
@@ -184,7 +191,7 @@ def test_tensorboard_writes_where_the_config_says():
 
 
 def test_checkpoint_is_passed_to_llamafactory():
-    plan = launchers.launch(spec(progress="job/out/trainer_log.jsonl")).plans[1]
+    plan = launch_filled(spec(progress="job/out/trainer_log.jsonl")).plans[1]
     assert plan.resume == Resume(
         "job/out",
         ('resume_from_checkpoint="{checkpoint}"', "overwrite_output_dir=false"),  # which keeps the log
@@ -195,10 +202,10 @@ def test_checkpoint_is_passed_to_llamafactory():
 @pytest.mark.parametrize("settings", [{"stage": "ppo"}, {"stage": "rm", "finetuning_type": "full"}])
 def test_stages_that_llamafactory_cannot_resume_are_not_resumed(settings):
     given = spec(settings=settings, progress="job/out/trainer_log.jsonl")
-    assert launchers.launch(given).plans[0].resume is None
+    assert launch_filled(given).plans[0].resume is None
     with pytest.raises(UsageError, match="cannot be resumed"):
-        launchers.launch(replace(given, resuming=True))
-    assert any("first step" in notice.text for notice in launchers.launch(replace(given, restarts=2)).notices)
+        launch_filled(replace(given, resuming=True))
+    assert any("first step" in notice.text for notice in launch_filled(replace(given, restarts=2)).notices)
 
 
 # --- scripts and modules -------------------------------------------------------------------------
@@ -225,7 +232,7 @@ def test_two_launchers_recognise_no_common_command():
 # A launcher as a contributor would add it: one file, and no other change.
 ADDED = """
 from provision.launchers import torchrun
-from provision.launchers.kit import Command, Options, names, parse_options
+from provision.launchers.kit import NODE_RANK, Command, Options, names, parse_options
 
 NAME = "horovod"
 ABOUT = "horovodrun"
@@ -245,11 +252,7 @@ def parse(command, words):
 
 
 def command(spec, rank):
-    return Command(["horovod", "--rank", str(rank), *spec.job.launcher_args, spec.config, *spec.job.args], {"HVD": "1"})
-
-
-def renumber(plan, plans):
-    return ["horovod", "--rank", str(plan.node_rank), *plan.argv[3:]]
+    return Command(["horovod", "--rank", NODE_RANK, *spec.job.launcher_args, spec.config, *spec.job.args], {"HVD": "1"})
 """
 USED = """
 import json
@@ -269,9 +272,9 @@ print(json.dumps({
     "claimed": launchers.choose(launchers.from_words(["t.py", "--horovod"])),
     "choice": "horovod" in choice,
     "option": "--horovod-config" in {word for each in train_command.params for word in each.opts},
-    "argv": [plan.argv for plan in plans],
+    "argv": [plan.argv for plan in launchers.filled(plans, {})],
     "hvd": plans[0].env["HVD"],
-    "left": launchers.fewer(plans[1:], "b")[0].argv,
+    "left": launchers.filled(launchers.arranged(plans[1:], "b"), {})[0].argv,
 }))
 """
 
@@ -312,7 +315,7 @@ def test_new_file_is_a_launcher(copy):
     ("change", "reason"),
     [
         (("REQUIRES = (", "NEEDS = ("), "it does not define REQUIRES"),
-        (("def renumber(", "def number("), "it does not define renumber"),
+        (("def suits(", "def fits("), "it does not define suits"),
         (('KINDS = ("script",)', 'KINDS = "script"'), "it does not define KINDS"),
         (('NAME = "horovod"', 'NAME = "hvd"'), "its NAME is hvd, not horovod"),
     ],
@@ -327,10 +330,10 @@ def test_missing_name_in_a_launcher_file_is_named(copy, change, reason):
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate", "plain"])
 @pytest.mark.parametrize("job", [SCRIPT, Job("module", "pkg.train", ("--x", "a b"))])
 def test_every_launcher_starts_scripts_and_modules(launcher, job):
-    plans = launchers.launch(spec(job=job, launcher=launcher, config=job.target)).plans
+    plans = launch_filled(spec(job=job, launcher=launcher, config=job.target)).plans
     for plan in plans:
         assert list(plan.argv[-3:]) == [job.target, "--x", "a b"]
-        assert ("{port}" in plan.argv) != plan.each_rank  # the starter of the ranks gives them the port
+        assert ("29500" in plan.argv) != plan.each_rank  # the starter of the ranks gives them the port
         assert (plan.port, plan.each_rank) == (29500, launcher == "plain")
         assert "PYTHONSAFEPATH" not in plan.env  # a script imports the modules beside it
 
@@ -338,14 +341,14 @@ def test_every_launcher_starts_scripts_and_modules(launcher, job):
 @pytest.mark.parametrize("launcher", ["torchrun", "deepspeed", "accelerate", "plain"])
 def test_a_script_that_keeps_checkpoints(launcher):
     job = replace(SCRIPT, resume_arg="--resume {checkpoint}")
-    plan = launchers.launch(spec(job=job, launcher=launcher, output="job/out")).plans[0]
+    plan = launch_filled(spec(job=job, launcher=launcher, output="job/out")).plans[0]
     assert plan.resume.output == "job/out"
     assert plan.resume.argv == ("--resume", "{checkpoint}")
 
 
 def test_restart_requires_the_folder_of_checkpoints():
     with pytest.raises(UsageError, match="checkpoints") as caught:
-        launchers.launch(spec(job=SCRIPT, restarts=1))
+        launch_filled(spec(job=SCRIPT, restarts=1))
     assert "--output" in caught.value.hint
 
 
@@ -359,18 +362,18 @@ def test_restart_requires_the_folder_of_checkpoints():
     ],
 )
 def test_resume_arg_needs_no_path(text, words):
-    plans = launchers.launch(spec(job=replace(SCRIPT, resume_arg=text), output="job/out")).plans
+    plans = launch_filled(spec(job=replace(SCRIPT, resume_arg=text), output="job/out")).plans
     assert plans[0].resume.argv == words
 
 
 @pytest.mark.parametrize(("text", "message"), [("--resume {ckpt}", "{ckpt} is not one of"), ("--a 'b", "quotation")])
 def test_invalid_resume_arg(text, message):
     with pytest.raises(UsageError, match=message):
-        launchers.launch(spec(job=replace(SCRIPT, resume_arg=text), output="job/out"))
+        launch_filled(spec(job=replace(SCRIPT, resume_arg=text), output="job/out"))
 
 
 def test_the_old_launcher_gives_the_local_rank():
-    argv = launchers.launch(spec(job=replace(SCRIPT, local_rank=True))).plans[0].argv
+    argv = launch_filled(spec(job=replace(SCRIPT, local_rank=True))).plans[0].argv
     assert argv[2] == "torch.distributed.launch"
 
 
@@ -378,18 +381,18 @@ def test_the_old_launcher_gives_the_local_rank():
 def test_a_launcher_that_the_environment_lacks(launcher, package):
     given = spec(worker(packages=("torch",)), worker(1), job=SCRIPT, launcher=launcher)
     with pytest.raises(PreflightError, match=f"lacks {package}") as caught:
-        launchers.launch(given)
+        launch_filled(given)
     assert list(caught.value.reasons) == ["gpu01"]
 
 
 def test_no_such_launcher():
     with pytest.raises(UsageError, match="unknown launcher mpirun"):
-        launchers.launch(spec(launcher="mpirun"))
+        launch_filled(spec(launcher="mpirun"))
 
 
 def test_notices_of_the_job_come_first():
     job = replace(SCRIPT, notices=("torchrun --nnodes 2 is left out",))
-    assert launchers.launch(spec(worker(), job=job)).notices[0].text == "torchrun --nnodes 2 is left out"
+    assert launch_filled(spec(worker(), job=job)).notices[0].text == "torchrun --nnodes 2 is left out"
 
 
 # --- DeepSpeed: ranks that it would number wrongly -------------------------------------------------
@@ -431,9 +434,7 @@ def said_by_ranks(tmp_path):
 def test_deepspeed_local_ranks_of_unequal_nodes(said_by_ranks, tmp_path):
     job = Job("script", "train.py", ("--deepspeed_config", "it's $HOME.json"))
     workers = (worker(0, gpus=2), worker(1, gpus=4), worker(2, gpus=3))
-    message = said_by_ranks(
-        launchers.launch(spec(*workers, job=job, config="train.py", folder=tmp_path / "our 'runs'"))
-    )
+    message = said_by_ranks(launch_filled(spec(*workers, job=job, config="train.py", folder=tmp_path / "our 'runs'")))
     nodes = ["gpu01"] * 2 + ["gpu02"] * 4 + ["gpu03"] * 3
     locals_ = [0, 1, 0, 1, 2, 3, 0, 1, 2]
     args = ["--deepspeed_config", "it's $HOME.json"]
@@ -444,7 +445,7 @@ def test_deepspeed_local_ranks_of_unequal_nodes(said_by_ranks, tmp_path):
 
 def test_deepspeed_omits_the_local_rank_on_request(said_by_ranks, tmp_path):
     job = Job("script", "train.py", launcher="deepspeed", launcher_args=("--no_local_rank", "--bind_cores_to_rank"))
-    launch = launchers.launch(spec(worker(gpus=1), job=job, config="train.py", folder=tmp_path))
+    launch = launch_filled(spec(worker(gpus=1), job=job, config="train.py", folder=tmp_path))
     assert said_by_ranks(launch) == {0: ("gpu01", 0, "[]")}
     assert launch.plans[0].argv.count("--no_local_rank") == 1
     assert "--bind_cores_to_rank" in launch.plans[0].argv
@@ -458,7 +459,7 @@ def test_deepspeed_gets_the_gpus_that_may_be_used():
         replace(worker(1), devices=("GPU-8a56a4bc",)),
         replace(worker(2), wanted=3),
     )
-    assert world(spec(*workers)) == {"gpu01": [1, 3], "gpu02": ["GPU-8a56a4bc"], "gpu03": [0, 1, 2]}
+    assert world(spec(*workers)) == {"gpu01": (1, 3), "gpu02": ("GPU-8a56a4bc",), "gpu03": (0, 1, 2)}
 
 
 # --- accelerate ----------------------------------------------------------------------------------
@@ -466,7 +467,7 @@ def test_deepspeed_gets_the_gpus_that_may_be_used():
 
 def accelerate(*workers, settings=None, **job):
     given = Job("script", "train.py", launcher="accelerate", **job)
-    return launchers.launch(spec(*workers, job=given, config="train.py", settings=settings or {})).plans
+    return launch_filled(spec(*workers, job=given, config="train.py", settings=settings or {})).plans
 
 
 def test_accelerate_starts_one_process_per_gpu_of_each_node():
@@ -561,7 +562,7 @@ def test_invalid_answer(text):
 def test_nodes_and_processes_in_accelerates_configuration_are_replaced_by_name():
     job = Job("script", "train.py", launcher_config=Path("a.yaml"))
     message = {"distributed_type": "MULTI_GPU", "num_machines": 4, "num_processes": 16, "main_process_ip": "10.0.0.9"}
-    launched = launchers.launch(spec(job=job, settings=message, launcher="accelerate"))
+    launched = launch_filled(spec(job=job, settings=message, launcher="accelerate"))
     assert [notice.text for notice in launched.notices if "a.yaml" in notice.text] == [
         "a.yaml: num_machines 4: replaced by 2",
         "a.yaml: main_process_ip 10.0.0.9: replaced by 10.0.0.1",

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from provision.errors import NodesFailedError, UsageError
-from provision.launchers import fewer, launch
+from provision.launchers import arranged, filled, launch
 from provision.model import Inventory, Node
 from provision.run import Facts, Job, RunSpec, Worker, world_size
 from provision.run.found import merge_runs, parse_runs
@@ -17,7 +17,7 @@ from provision.session import Session
 from provision.tasks.resume import refuse_resume, remaining, renewed
 from provision.tasks.train import linked
 from trainer.agent.contract.expected import Expected
-from trainer.agent.contract.plan import Plan, from_json
+from trainer.agent.contract.plan import from_json
 
 PACKAGES = ("accelerate", "deepspeed", "llamafactory", "torch")
 JOBS = {
@@ -63,8 +63,10 @@ def own_folders(plan, number):
 @pytest.mark.parametrize("kept", [(0, 1), (0, 2), (1, 2), (0,), (2,)], ids=str)
 def test_plans_match_the_launcher_for_the_remaining_nodes(job, kept):
     """The order stays, ranks close up, and the script's own arguments of the same names are its own."""
-    found = fewer([plans(job, (0, 1, 2))[number] for number in kept], f"10.0.0.{kept[0] + 1}")
-    wanted = [own_folders(plan, number) for plan, number in zip(plans(job, kept), kept, strict=True)]
+    made = plans(job, (0, 1, 2))
+    found = filled(arranged([made[number] for number in kept], f"10.0.0.{kept[0] + 1}"), {})
+    own = [own_folders(plan, number) for plan, number in zip(plans(job, kept), kept, strict=True)]
+    wanted = [plan._replace(slots=made[0].slots) for plan in filled(own, {})]
     assert found == wanted
     assert [plan.node for plan in found] == [f"gpu0{number + 1}" for number in kept]
     assert world_size(found) == sum((8, 4, 2)[number] for number in kept)
@@ -74,22 +76,20 @@ def test_one_process_that_is_left_needs_no_multi_gpu():
     job = replace(JOBS["accelerate"])
     made = spec(job, (0, 1), gpus=(1, 1, 1))
     made = replace(made, expected=Expected("of all nodes", (1.0, 2.0)))
-    (left,) = fewer(linked(launch(made), made, 4711, "00ff", 60.0)[:1], "10.0.0.1")
+    both = linked(launch(made), made, 4711, "00ff", 60.0)
+    assert all("--multi_gpu" in plan.argv for plan in filled(both, {}))
+    (left,) = filled(arranged(both[:1], "10.0.0.1"), {})
     assert left.expected is None
     assert "--multi_gpu" not in left.argv
 
 
 def test_another_first_node_is_reached_by_its_own_interface():
     left = plans(JOBS["torchrun"], (0, 1, 2))[1:]
-    found = fewer(left, "10.0.0.2", {"gpu02": "ens1", "gpu03": "ens2"})
-    assert [plan.env["NCCL_SOCKET_IFNAME"] for plan in found] == ["=ens1", "=ens2"]
-    assert [plan.env["GLOO_SOCKET_IFNAME"] for plan in found] == ["ens1", "ens2"]
+    found = arranged(left, "10.0.0.2")
+    shown = filled(found, {"gpu02": "ens1", "gpu03": "ens2"})
+    assert [plan.env["NCCL_SOCKET_IFNAME"] for plan in shown] == ["=ens1", "=ens2"]
+    assert [plan.env["GLOO_SOCKET_IFNAME"] for plan in shown] == ["ens1", "ens2"]
     assert {plan.link.host for plan in renewed(found, Facts(port=1, link_port=2), token="t")} == {"10.0.0.2"}
-
-
-def test_plan_of_an_unknown_launcher_is_refused():
-    with pytest.raises(UsageError, match="cannot be resumed on fewer nodes"):
-        fewer([Plan("r1", "a", ("/bin/true",), {}, launcher="mpi")], "10.0.0.1")
 
 
 # --- who is meant ---------------------------------------------------------------------------------

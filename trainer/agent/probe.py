@@ -8,7 +8,7 @@
                        ``eth0``); on the master itself the interface of the master's address
 ``port``               rank 0: the requested port, or a free one outside the range of outgoing connections
 ``port_free``          rank 0: whether the requested port is free; null if none was requested
-``link_port``          rank 0: another free port, for the link between the agents
+``link_port``          another free port, for the link between the agents
 ``gpus``, ``cpus``     counts; ``memory_available`` and ``disk_free`` in bytes
 ``infiniband``         ``[{"device", "port", "state": "ACTIVE", "link_layer": "InfiniBand", "rate": Gbit/s,
                        "gid_index": of Ethernet's RoCE v2 address over IPv4}]``; unknown values are null
@@ -191,6 +191,7 @@ def _reach(found: Dict[str, Any], master: str, rank: int, port: Optional[int]) -
     if found["interface"] is None:
         return "no interface has %s, the address from which rank 0 is reached" % found["ip"]
     if rank != 0:
+        found["link_port"] = free_port(found["ip"])  # for a run that survives the loss of rank 0's node
         return None
     if found["ip"] != addresses[0]:
         return "%s (%s) is not an address of this node, which has rank 0" % (master, addresses[0])
@@ -262,6 +263,15 @@ def interfaces() -> Dict[str, str]:
         fields = line.split()
         found[socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))] = fields[5]
     return found
+
+
+def interface_to(master: str) -> Optional[str]:
+    """The interface from which ``master`` is reached; None if that is not known."""
+    addresses = resolve(master)
+    try:
+        return interfaces().get(local_address(addresses[0])) if addresses else None
+    except OSError:
+        return None
 
 
 def can_listen(address: str, port: int) -> bool:

@@ -8,11 +8,13 @@ and progress are dropped then, and counted. All other events are kept in memory 
 there is room again. Log lines that would fill the disk are dropped too; ``run.log`` has all of them.
 
 Other processes see and stop the run by ``state.json``, the lock and the stop request. ``state.json`` holds ``run node
-node_rank nnodes state phase step total loss attempt attempts checkpoint port why left saved resumable pattern
-world_size uid began time expected slow full measured`` (the last four: ``pace.py``) and the agent's processes: ``pid``
-and ``start`` (field 22 of /proc/PID/stat) of the supervisor, ``guard`` and ``guard_start`` of its guard, and
-``boot_id``. ``state`` is one of starting, meeting, running, ending, finished, failed, stopped; the last three are
-final.
+node_rank nnodes members excluded hub state phase step total loss attempt attempts checkpoint port why left saved
+resumable pattern world_size uid began time expected slow full measured`` (the last four: ``pace.py``) and the agent's
+processes: ``pid`` and ``start`` (field 22 of /proc/PID/stat) of the supervisor, ``guard`` and ``guard_start`` of its
+guard, and ``boot_id``. ``node_rank`` is the node's position in the plan's roster. ``members`` are the nodes of the
+newest attempt in the order of their ranks, ``excluded`` has by node why the run continues without it, and ``hub`` is
+the position of the link's hub. ``state`` is one of starting, meeting, spare, running, ending, finished, failed,
+stopped; the last three are final.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ class NodePlan(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """The node's rank."""
+        """The node's rank in an attempt. In the plan of a whole run: the node's position in ``Link.nodes``."""
         return self.data.node_rank
 
     @property
@@ -64,8 +66,8 @@ class NodePlan(NamedTuple):
 
     @property
     def host(self) -> Optional[str]:
-        """The address of rank 0's node; None for a run on one node."""
-        return self.data.link.host if self.data.link else None
+        """The address of rank 0's node, in the plan of a whole run that of this node; None for a run on one node."""
+        return self.data.link.address(self.rank)[0] if self.data.link else None
 
     @property
     def cwd(self) -> Path:

@@ -132,7 +132,8 @@ def _write_end(plan: NodePlan, left: List[int]) -> Dict[str, Any]:
 def _prove(plan: NodePlan, tracker: ProcessTracker, state: Dict[str, Any], before: Dict[int, Stat]) -> Dict[str, Any]:
     """Look until nothing is left, for at most ``PROOF`` seconds."""
     limit = time.monotonic() + PROOF
-    port = state.get("port") if plan.rank == 0 else None
+    members = state.get("members") or [plan.node]
+    port = state.get("port") if members[0] == plan.node else None
     host = plan.host or "127.0.0.1"
     while True:
         living = tracker.all()

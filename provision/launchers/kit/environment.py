@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from provision.launchers.kit.network import variables
 from provision.run import RunSpec, Worker
 from provision.run.code import HOOKS
+from trainer.agent.contract.plan import INTERFACE
 
 # The user cannot set these: clusterctl does.
 RANKS = (
@@ -32,6 +33,8 @@ def logs(spec: RunSpec, rank: int) -> str:
 def environment(spec: RunSpec, rank: int, defaults: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment of one node's processes. The user's variables have precedence, except those of ranks.
 
+    The agent adds ``NNODES``, ``NODE_RANK`` and other variables of the ranks, see ``trainer/agent/contract/plan.py``.
+
     Args:
         spec: the run.
         rank: the node's rank.
@@ -43,14 +46,15 @@ def environment(spec: RunSpec, rank: int, defaults: Mapping[str, str] | None = N
         **_python(spec),
         **_offline(spec, rank),
         **_caches(spec, worker, rank),
-        **_network(spec, rank),
+        "NCCL_SOCKET_IFNAME": f"={INTERFACE}",  # =: exactly this name, not a prefix
+        "GLOO_SOCKET_IFNAME": INTERFACE,
+        "TP_SOCKET_IFNAME": INTERFACE,
+        **variables(spec, rank),
         **(_debugging(spec, rank, user) if worker.has_gpus else {}),
         "OMP_NUM_THREADS": str(max(1, worker.facts.cpus // worker.processes)),
         **(defaults or {}),
         **user,
         **({} if worker.devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(worker.devices)}),
-        "NNODES": str(len(spec.workers)),
-        "NODE_RANK": str(rank),
         "NPROC_PER_NODE": str(worker.processes),
         "MASTER_ADDR": spec.master,
         "MASTER_PORT": str(spec.port),
@@ -95,16 +99,6 @@ def _caches(spec: RunSpec, worker: Worker, rank: int) -> dict[str, str]:
         "TRITON_CACHE_DIR": f"{cache}/triton",
         "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
         "TORCH_EXTENSIONS_DIR": f"{cache}/torch_extensions",
-    }
-
-
-def _network(spec: RunSpec, rank: int) -> dict[str, str]:
-    interface = spec.workers[rank].facts.interface or ""
-    return {
-        "NCCL_SOCKET_IFNAME": f"={interface}",  # =: exactly this name, not a prefix
-        "GLOO_SOCKET_IFNAME": interface,
-        "TP_SOCKET_IFNAME": interface,
-        **variables(spec, rank),
     }
 
 

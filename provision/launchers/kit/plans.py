@@ -15,16 +15,38 @@ from provision.launchers.kit.options import VARIABLES
 from provision.launchers.kit.replaced import replaced, used
 from provision.model import Notice
 from provision.run import WORK, RunSpec
-from trainer.agent.contract.plan import CHECKPOINT, PLACES, PORT, Hang, Plan, Resume
+from trainer.agent.contract.plan import (
+    CHECKPOINT,
+    EVEN_SIZE,
+    FIRST_RANK,
+    MASTER,
+    NNODES,
+    NODE_RANK,
+    PLACES,
+    PORT,
+    SEVERAL,
+    WORLD_INFO,
+    Hang,
+    Members,
+    Plan,
+    Resume,
+)
 
 __all__ = [
     "CHECKPOINT",
+    "EVEN_SIZE",
+    "FIRST_RANK",
+    "MASTER",
+    "NNODES",
+    "NODE_RANK",
     "PORT",
+    "SEVERAL",
+    "WORLD_INFO",
     "Command",
+    "filled",
     "first_rank",
     "node_plan",
     "notices",
-    "put",
     "ranks",
     "require",
     "resume",
@@ -46,14 +68,16 @@ class Command:
     """A launcher's command for one node.
 
     Attributes:
-        argv: the command; the agent replaces ``{port}`` with the port of the attempt.
+        argv: the command; the agent replaces ``{port}`` and the other words of ``trainer.agent.contract.plan.WORDS``.
         env: the launcher's variables; the user's have precedence.
         each_rank: the agent starts the command once for each local rank.
+        slots: by node, the GPUs that DeepSpeed starts a rank on.
     """
 
     argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
     each_rank: bool = False
+    slots: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
 
 
 def require(spec: RunSpec, package: str) -> None:
@@ -94,9 +118,9 @@ def notices(spec: RunSpec) -> tuple[Notice, ...]:
         values = used(spec, {name: VARIABLES[name] for name in ignored})
         text = f"ignored from the environment you gave: {', '.join(ignored)}; the run has {values}"
         found.append(Notice(text, "warning"))
-    counts = {worker.processes for worker in spec.workers}
+    counts = {worker.processes for worker in spec.active}
     if len(counts) > 1:
-        each = ", ".join(f"{worker.node.name} {worker.processes}" for worker in spec.workers)
+        each = ", ".join(f"{worker.node.name} {worker.processes}" for worker in spec.active)
         found.append(Notice(f"the nodes start different numbers of processes: {each}", "warning"))
     if (spec.resuming or spec.restarts) and resume(spec) is None:
         raise UsageError(
@@ -167,9 +191,11 @@ def node_plan(spec: RunSpec, rank: int, launcher: str, command: Command, resumes
         launcher=launcher,
         each_rank=command.each_rank,
         node_rank=rank,
-        nnodes=len(spec.workers),
+        nnodes=len(spec.active),
         processes=worker.processes,
-        first_rank=first_rank(spec, rank),
+        first_rank=first_rank(spec, rank) if rank < len(spec.active) else 0,
+        slots=dict(command.slots),
+        min_nodes=spec.min_nodes,
         unset=UNSET,
         cwd=f"{spec.folder}/{WORK}",
         logs=logs(spec, rank),
@@ -192,8 +218,13 @@ def node_plan(spec: RunSpec, rank: int, launcher: str, command: Command, resumes
     )
 
 
-def put(argv: list[str], values: Mapping[str, str]) -> list[str]:
-    """Replaces the first value of each option; later ones are the script's own arguments."""
-    for option, value in values.items():
-        argv[argv.index(option) + 1] = value
-    return argv
+def filled(plans: Sequence[Plan], interfaces: Mapping[str, str | None]) -> list[Plan]:
+    """The plans of the nodes that start a run, with what the agents fill in for the first attempt.
+
+    Args:
+        plans: in the order of the nodes, spares last.
+        interfaces: by node, the interface to rank 0.
+    """
+    active = plans[: plans[0].nnodes]
+    members = Members(tuple(plan.node for plan in active), tuple(plan.processes for plan in active))
+    return [plan.for_attempt(members, interface=interfaces.get(plan.node)) for plan in active]

@@ -25,7 +25,7 @@ def used(spec: RunSpec, names: Mapping[str, str]) -> str:
 def _same(spec: RunSpec, each: Replaced) -> bool:
     """Whether the typed value is the one that is used."""
     values = {
-        "address": (spec.master, spec.workers[0].node.name),
+        "address": (spec.master, spec.active[0].node.name),
         "port": (str(spec.port),),
         "endpoint": (f"{spec.master}:{spec.port}",),
     }
@@ -33,23 +33,23 @@ def _same(spec: RunSpec, each: Replaced) -> bool:
 
 
 def _head(spec: RunSpec) -> str:
-    return spec.workers[0].node.name
+    return spec.active[0].node.name
 
 
 def _ranks(spec: RunSpec) -> str:
-    last = len(spec.workers) - 1
+    last = len(spec.active) - 1
     return f"each node's own, {f'0 to {last} on' if last else '0 on'} {_nodes(spec)}"
 
 
 def _nodes(spec: RunSpec) -> str:
-    return fold(worker.node.name for worker in spec.workers)
+    return fold(worker.node.name for worker in spec.active)
 
 
 def _processes(spec: RunSpec) -> str:
-    counts = {worker.processes for worker in spec.workers}
+    counts = {worker.processes for worker in spec.active}
     if len(counts) == 1:
         return f"{counts.pop()} on each of {_nodes(spec)}"
-    return ", ".join(f"{worker.processes} on {worker.node.name}" for worker in spec.workers)
+    return ", ".join(f"{worker.processes} on {worker.node.name}" for worker in spec.active)
 
 
 def _restarts(spec: RunSpec) -> str:
@@ -63,7 +63,7 @@ BY: Mapping[str, Callable[[RunSpec], str]] = {
     "port": lambda spec: f"{spec.port}, a free port of {_head(spec)}",
     "endpoint": lambda spec: f"{spec.master}:{spec.port} ({_head(spec)})",
     "rendezvous": lambda spec: f"a static rendezvous at {spec.master}:{spec.port} ({_head(spec)})",
-    "nodes": lambda spec: f"{len(spec.workers)} of the inventory's nodes: {_nodes(spec)}",
+    "nodes": lambda spec: f"{len(spec.active)} of the inventory's nodes: {_nodes(spec)}",
     "per_node": _processes,
     "processes": _processes,
     "restarts": _restarts,
@@ -71,6 +71,6 @@ BY: Mapping[str, Callable[[RunSpec], str]] = {
     "ssh": lambda _: "clusterctl, which starts every node itself",
     "marks": lambda _: "clusterctl stop, which finds the processes",
     "kind": lambda spec: (
-        "GPUs on every node" if all(each.has_gpus for each in spec.workers) else "the CPUs or GPUs of the nodes"
+        "GPUs on every node" if all(each.has_gpus for each in spec.active) else "the CPUs or GPUs of the nodes"
     ),
 }

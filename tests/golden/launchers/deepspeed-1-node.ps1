@@ -57,8 +57,9 @@ $env:WANDB_NAME = '20261121-071500-sft-3f2a'
     '--no_local_rank' `
     '/bin/sh' `
     '-c' `
-    'export LOCAL_RANK=$((RANK - 0)); script=$1; shift; logs=''/data/our runs/20261121-071500-sft-3f2a/logs/node0/ranks''/$$/attempt_0/$LOCAL_RANK; mkdir -p \"$logs\" && exec \"$0\" -u \"$script\" --local_rank=$LOCAL_RANK \"$@\" >\"$logs/stdout.log\" 2>\"$logs/stderr.log\"' `
+    'export LOCAL_RANK=$((RANK - $1)); script=$2; shift 2; logs=''/data/our runs/20261121-071500-sft-3f2a/logs/node0/ranks''/$$/attempt_0/$LOCAL_RANK; mkdir -p \"$logs\" && exec \"$0\" -u \"$script\" --local_rank=$LOCAL_RANK \"$@\" >\"$logs/stdout.log\" 2>\"$logs/stderr.log\"' `
     '/data/releases/0123456789ab/bin/python' `
+    '0' `
     'train.py' `
     '--deepspeed_config' `
     'ds.json'

@@ -25,6 +25,8 @@ from pathlib import Path
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 MASTER = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
 
+STATE = "state.json"  # of a checkpoint that rank 0 alone writes
+
 
 def main() -> None:
     """Train."""
@@ -33,6 +35,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.1)
     parser.add_argument("--output", type=Path, default=Path("out"))
     parser.add_argument("--save-every", type=int, default=0)
+    parser.add_argument("--whole", action="store_true", help="rank 0 alone writes checkpoints, with complete.json")
     parser.add_argument("--ballast", type=int, default=0, help="bytes that a checkpoint is larger")
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--fail-rank", type=int, default=0)
@@ -45,7 +48,8 @@ def main() -> None:
     resume = given.resume or os.environ.get("CLUSTERCTL_CHECKPOINT")
     if resume:
         weight = struct.unpack("<d", (Path(resume) / "model.safetensors").read_bytes()[-8:])[0]
-        first = json.loads((Path(resume) / "trainer_state.json").read_text())["global_step"]
+        state = Path(resume) / (STATE if given.whole else "trainer_state.json")
+        first = json.loads(state.read_text())["step" if given.whole else "global_step"]
         print(f"rank {RANK} resumes from step {first}", flush=True)
     if RANK == 0:
         given.output.mkdir(parents=True, exist_ok=True)
@@ -62,7 +66,10 @@ def main() -> None:
                 log.write(json.dumps(message) + "\n")
             print(f"step {step} loss {loss:.6f}", flush=True)
         if given.save_every and step % given.save_every == 0:
-            save(given.output / f"checkpoint-{step}", weight, step, given.ballast)
+            if not given.whole:
+                save(given.output / f"checkpoint-{step}", weight, step, given.ballast)
+            elif RANK == 0:
+                save_whole(given.output / f"step-{step}", weight, step)
         time.sleep(given.pause)
     barrier(others)
     print(f"rank {RANK} is done", flush=True)
@@ -107,14 +114,27 @@ def save(folder: Path, weight: float, step: int, ballast: int) -> None:
     """A checkpoint as the Trainer lays it out: weights, every rank's random state, rank 0's own state last."""
     folder.mkdir(parents=True, exist_ok=True)
     if RANK == 0:
-        header = json.dumps({"weight": {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}}).encode()
-        data = struct.pack("<Q", len(header)) + header + struct.pack("<d", weight)
-        (folder / "model.safetensors").write_bytes(data)
+        (folder / "model.safetensors").write_bytes(tensor(weight))
         archive(folder / "optimizer.pt", bytes(ballast))
         archive(folder / "scheduler.pt")
     archive(folder / f"rng_state_{RANK}.pth")
     if RANK == 0:
         (folder / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+
+
+def save_whole(folder: Path, weight: float, step: int) -> None:
+    """A checkpoint without files of other ranks."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.safetensors").write_bytes(tensor(weight))
+    (folder / STATE).write_text(json.dumps({"step": step}))
+    files = {path.name: path.stat().st_size for path in folder.iterdir()}
+    (folder / "complete.json").write_text(json.dumps({"files": files}))
+
+
+def tensor(weight: float) -> bytes:
+    """One number as safetensors."""
+    header = json.dumps({"weight": {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}}).encode()
+    return struct.pack("<Q", len(header)) + header + struct.pack("<d", weight)
 
 
 def archive(path: Path, data: bytes = b"") -> None:

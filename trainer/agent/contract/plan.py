@@ -2,22 +2,38 @@
 
 A launcher builds a ``Plan``, ``resume`` copies it with changes, and the agent reads it. ``from_json`` refuses a
 version, a key or a value that it does not know, and names it.
+
+The nodes of a run may change from attempt to attempt: a spare takes the rank of a lost node, or the ranks are
+renumbered for fewer nodes. So a launcher writes the words of ``WORDS`` in place of ranks and addresses, and the agent
+fills them in for each attempt (``for_attempt``).
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type, Union
 
 from .expected import Expected
 from .expected import from_object as read_expected
 from .untrusted import UntrustedError, parse_object
 
-VERSION = 1
+VERSION = 2
 LIMIT = 16 << 20  # bytes of a plan; the environment and the arguments of a command have at most 2 MiB on Linux
 BACKOFF_LIMIT = 60.0  # seconds
-PORT = "{port}"  # in ``argv``: the port of the attempt
+# Words of ``argv`` that the agent replaces for each attempt:
+PORT = "{port}"
+NODE_RANK = "{node_rank}"
+NNODES = "{nnodes}"
+MASTER = "{master}"  # the address of rank 0's node
+FIRST_RANK = "{first_rank}"  # the global rank of the node's local rank 0
+WORLD_SIZE = "{world_size}"
+EVEN_SIZE = "{even_size}"  # the node's processes times the number of nodes, which accelerate divides again
+WORLD_INFO = "--world_info={world_info}"  # DeepSpeed's table of the nodes' GPUs, from ``Plan.slots``
+SEVERAL = "{several}"  # before a word: the word is removed if the run has one rank
+WORDS = (PORT, NODE_RANK, NNODES, MASTER, FIRST_RANK, WORLD_SIZE, EVEN_SIZE, WORLD_INFO)
+INTERFACE = "{interface}"  # a value of ``env``, also after ``=``: the interface from which the node reaches rank 0
 CHECKPOINT = "{checkpoint}"  # in ``resume``: the path of the checkpoint that the attempt starts from
 # The same in parts, for programs that want them separately: its folder, its name there (DeepSpeed's tag), its step.
 PLACES = (CHECKPOINT, "{folder}", "{name}", "{tag}", "{step}")
@@ -31,14 +47,16 @@ class PlanError(UntrustedError):
 
 
 class Link(NamedTuple):
-    """The address at which rank 0's agent listens for the others.
+    """How the agents of the run reach each other.
 
     Attributes:
-        host: the address of rank 0's node.
-        port: the port of rank 0's agent.
+        host: the address of the first node, whose agent listens for the others.
+        port: the port of its agent.
         token: hexadecimal digits that only the agents of this run know.
-        nodes: names in the order of the nodes' ranks.
+        nodes: names, first those that start the run in the order of their ranks, then the spares.
         lost_after: seconds of silence after which a node counts as lost.
+        others: address and port of the agents of the other nodes, in the order of ``nodes``. With them the run survives
+            the loss of a node, see ``supervisor/roster.py``; empty: it ends when a node is lost.
     """
 
     host: str
@@ -46,6 +64,11 @@ class Link(NamedTuple):
     token: str
     nodes: Tuple[str, ...]
     lost_after: float = 60.0
+    others: Tuple[Tuple[str, int], ...] = ()
+
+    def address(self, position: int) -> Tuple[str, int]:
+        """Address and port of the agent of a node, by its position in ``nodes``."""
+        return (self.host, self.port) if position == 0 or not self.others else self.others[position - 1]
 
 
 class Resume(NamedTuple):
@@ -83,6 +106,20 @@ class Resume(NamedTuple):
         return self._replace(argv=tuple(map(fill, self.argv)), env=env)
 
 
+class Members(NamedTuple):
+    """The nodes of one attempt, in the order of their ranks.
+
+    Attributes:
+        nodes: names.
+        processes: the local ranks of each.
+        master: the address of the first; None: the one that the plan has.
+    """
+
+    nodes: Tuple[str, ...]
+    processes: Tuple[int, ...]
+    master: Optional[str] = None
+
+
 class Hang(NamedTuple):
     """What counts as a hang, and how the agent reacts to one.
 
@@ -101,15 +138,18 @@ class Plan(NamedTuple):
     Attributes:
         run: the run's id. Every process has it as ``CLUSTERCTL_RUN``.
         node: the node's name. Every process has it as ``CLUSTERCTL_NODE``.
-        argv: the command. A word ``{port}`` becomes the port of the attempt.
-        env: variables of the command, besides the few that it inherits. ``MASTER_PORT`` is set for each attempt.
+        argv: the command, with ``WORDS`` in place of what depends on the attempt.
+        env: variables of the command, besides the few that it inherits. For each attempt the agent sets ``NNODES``,
+            ``NODE_RANK``, ``MASTER_ADDR``, ``MASTER_PORT`` and ``INTERFACE``.
         launcher: the launcher that wrote the plan and can change it.
         each_rank: start the command once for each local rank, with its ``RANK`` and ``LOCAL_RANK``. Else the command
             is a launcher that starts the ranks.
-            node_rank: the node's rank.
-        nnodes: the number of nodes.
+        node_rank: the node's position in ``link.nodes``: its rank in the first attempt, unless it is a spare.
+        nnodes: the number of nodes of the first attempt.
         processes: the number of local ranks.
-        first_rank: the global rank of local rank 0.
+        first_rank: the global rank of local rank 0 in the first attempt; 0 for a spare.
+        slots: by node, the GPUs that DeepSpeed starts a rank on: numbers or UUIDs; empty for other launchers.
+        min_nodes: the number of nodes with which the run may continue without spares; None: all of them.
         unset: variables that the command does not inherit.
         cwd: the folder in which the command starts; "": the folder of the plan.
         logs: the node's folder of the run, see ``trainer/agent/run_files.py``.
@@ -144,6 +184,8 @@ class Plan(NamedTuple):
     nnodes: int = 1
     processes: int = 1
     first_rank: int = 0
+    slots: Dict[str, Tuple[Union[int, str], ...]] = {}  # noqa: RUF012 - never changed
+    min_nodes: Optional[int] = None
     unset: Tuple[str, ...] = ()
     cwd: str = ""
     logs: str = ""
@@ -171,6 +213,62 @@ class Plan(NamedTuple):
         """How often the command starts at most."""
         return 1 + self.restarts
 
+    @property
+    def members(self) -> Members:
+        """The nodes of the first attempt, as far as the plan of one node knows them: all start as many processes."""
+        nodes = self.link.nodes[: self.nnodes] if self.link else (self.node,)
+        return Members(nodes, (self.processes,) * len(nodes), self.link.host if self.link else None)
+
+    def for_attempt(self, members: Members, port: Optional[int] = None, interface: Optional[str] = None) -> "Plan":
+        """The plan of a node that takes part in an attempt, with everything filled in that depends on the attempt.
+
+        Args:
+            members: the nodes of the attempt.
+            port: ``MASTER_PORT``; None: the plan's.
+            interface: the interface from which the node reaches rank 0; None: it is not known.
+        """
+        alone = self.link is None  # its ranks are the plan's: nothing changes them
+        rank = self.node_rank if alone else members.nodes.index(self.node)
+        first = self.first_rank if alone else sum(members.processes[:rank])
+        count = self.nnodes if alone else len(members.nodes)
+        port = self.port if port is None else port
+        master = members.master or self.env.get("MASTER_ADDR", "")
+        world_size = sum(members.processes)
+        values = {
+            NODE_RANK: str(rank),
+            NNODES: str(count),
+            MASTER: master,
+            FIRST_RANK: str(first),
+            WORLD_SIZE: str(world_size),
+            EVEN_SIZE: str(self.processes * count),
+        }
+        if port is not None:
+            values[PORT] = str(port)
+        if self.slots:
+            table = {node: self.slots.get(node, ()) for node in members.nodes}
+            values[WORLD_INFO] = WORLD_INFO.partition("=")[0] + "=" + _encoded(table)
+        kept = [word for word in self.argv if world_size > 1 or not word.startswith(SEVERAL)]
+        words = [word[len(SEVERAL) :] if word.startswith(SEVERAL) else values.get(word, word) for word in kept]
+        env = {key: _with_interface(value, interface) for key, value in self.env.items()}
+        env.update(NNODES=values[NNODES], NODE_RANK=values[NODE_RANK])
+        env.update({"MASTER_ADDR": master} if master else {})
+        env.update({} if port is None else {"MASTER_PORT": str(port)})
+        if self.each_rank:
+            env.update(WORLD_SIZE=values[WORLD_SIZE], LOCAL_WORLD_SIZE=str(self.processes))
+        return self._replace(
+            argv=tuple(words),
+            env={key: value for key, value in env.items() if value is not None},
+            node_rank=rank,
+            nnodes=count,
+            first_rank=first,
+            port=port,
+            link=self.link and self.link._replace(host=master, nodes=members.nodes, others=()),
+        )
+
+    def needs_interface(self) -> bool:
+        """Whether the environment has a place for the interface."""
+        return any(value.lstrip("=") == INTERFACE for value in self.env.values())
+
     def pause(self, attempt: int) -> float:
         """Seconds to wait after a failed attempt."""
         return min(BACKOFF_LIMIT, self.backoff * 2.0 ** min(attempt - 1, 16))
@@ -184,6 +282,17 @@ class Plan(NamedTuple):
     def to_json(self) -> str:
         """The plan as one line of JSON."""
         return json.dumps(self.to_object(), sort_keys=True)
+
+
+def _encoded(table: Dict[str, Any]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(table).encode()).decode()
+
+
+def _with_interface(value: str, interface: Optional[str]) -> Optional[str]:
+    """A variable's value with the interface; None: the variable is not set, because no interface is known."""
+    if value not in (INTERFACE, "=" + INTERFACE):
+        return value
+    return value.replace(INTERFACE, interface) if interface else None
 
 
 def from_json(text: "str | bytes") -> Plan:
@@ -209,10 +318,17 @@ def from_object(value: Dict[str, Any]) -> Plan:
     if version != VERSION or isinstance(version, bool):
         raise PlanError("version is %.20r, but only version %d is supported" % (version, VERSION))
     plan: Plan = _build(Plan, _PLAN, "", fields)
-    if plan.node_rank >= plan.nnodes:
-        raise PlanError("node_rank is %d, but there are %d nodes" % (plan.node_rank, plan.nnodes))
-    if plan.link is not None and len(plan.link.nodes) != plan.nnodes:
-        raise PlanError("link.nodes has %d names for %d nodes" % (len(plan.link.nodes), plan.nnodes))
+    count = len(plan.link.nodes) if plan.link is not None else plan.nnodes
+    if plan.node_rank >= count:
+        raise PlanError("node_rank is %d, but there are %d nodes" % (plan.node_rank, count))
+    if count < plan.nnodes:
+        raise PlanError("link.nodes has %d names for %d nodes" % (count, plan.nnodes))
+    if plan.link is not None and plan.link.others and len(plan.link.others) != count - 1:
+        raise PlanError("link.others has %d addresses for %d nodes" % (len(plan.link.others), count))
+    if plan.link is not None and not plan.link.others and count > plan.nnodes:
+        raise PlanError("link.others is missing, and there are spares")
+    if plan.min_nodes is not None and plan.min_nodes > plan.nnodes:
+        raise PlanError("min_nodes is %d, but there are %d nodes" % (plan.min_nodes, plan.nnodes))
     return plan
 
 
@@ -264,6 +380,23 @@ def _texts(key: str, value: Any) -> Tuple[str, ...]:
     return tuple(value)
 
 
+def _addresses(key: str, value: Any) -> Tuple[Tuple[str, int], ...]:
+    if not isinstance(value, (list, tuple)) or not all(
+        isinstance(one, (list, tuple)) and len(one) == 2 for one in value
+    ):
+        raise PlanError("%s must be a list of addresses and ports" % key)
+    return tuple((_text(key, host), _PORT(key, port)) for host, port in value)
+
+
+def _slots(key: str, value: Any) -> Dict[str, Tuple[Union[int, str], ...]]:
+    if not isinstance(value, dict) or not all(isinstance(each, (list, tuple)) for each in value.values()):
+        raise PlanError("%s must be an object of lists" % key)
+    for each in value.values():
+        if any(isinstance(one, bool) or not isinstance(one, (int, str)) for one in each):
+            raise PlanError("%s must have numbers or names of GPUs" % key)
+    return {node: tuple(each) for node, each in value.items()}
+
+
 def _variables(key: str, value: Any) -> Dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
         raise PlanError("%s must be an object of texts" % key)
@@ -299,7 +432,13 @@ def _part(kind: Type[Any], readers: Dict[str, Reader]) -> Reader:
 
 
 _PORT = _whole(0, 65535)
-_LINK: Dict[str, Reader] = {"host": _text, "port": _PORT, "token": _text, "nodes": _texts, "lost_after": _seconds}
+_LINK: Dict[str, Reader] = {
+    **dict.fromkeys(("host", "token"), _text),
+    "port": _PORT,
+    "nodes": _texts,
+    "lost_after": _seconds,
+    "others": _addresses,
+}
 _PLAN: Dict[str, Reader] = dict(
     argv=_command,
     env=_variables,
@@ -307,6 +446,8 @@ _PLAN: Dict[str, Reader] = dict(
     nnodes=_whole(1, _RANKS),
     processes=_whole(1, _RANKS),
     first_rank=_whole(0, _RANKS),
+    slots=_slots,
+    min_nodes=_or_null(_whole(1, _RANKS)),
     restarts=_whole(0, _RANKS),
     port=_or_null(_PORT),
     link=_or_null(_part(Link, _LINK)),

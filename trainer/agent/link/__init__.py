@@ -1,9 +1,33 @@
-"""The agents' link: one connection of every node's agent to rank 0's, messages, meetings, and copies of checkpoints."""
+"""The agents' link: each agent's connection to one of them, the hub; messages, meetings, and copies of checkpoints."""
+
+from __future__ import annotations
+
+from typing import Callable, NamedTuple, Set
 
 
 class LinkError(Exception):
     """The agents could not meet. The text names the missing nodes and the reason."""
 
 
+class HubLostError(LinkError):
+    """The hub of the link exited or is silent, or this agent is the hub and too few others are connected."""
+
+
+class RefusedLinkError(LinkError):
+    """The hub refuses this agent: it does not belong to the run, or no longer."""
+
+
 class CopyError(Exception):
     """A file could not be copied. The text names it and says why."""
+
+
+class Tolerance(NamedTuple):
+    """How a meeting does without agents that are lost.
+
+    Attributes:
+        silence: the seconds of silence after which an agent counts as lost.
+        enough: whether the agents at these positions may decide for all.
+    """
+
+    silence: Callable[[], float]
+    enough: Callable[[Set[int]], bool]

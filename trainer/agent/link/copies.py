@@ -220,17 +220,18 @@ class Copies:
     Args:
         who: this agent's claim when it connects.
         token: the run's.
-        address: family and socket address of rank 0.
+        address: family and socket address of the hub.
         ask: sends a message to a rank over the link.
     """
 
     def __init__(
         self, who: Dict[str, Any], token: str, address: Tuple[Any, Any], ask: Callable[[int, Dict[str, Any]], None]
     ) -> None:
+        self.hub = 0  # the position of the agent at ``address``; another one after the loss of the hub
         self.folder: Optional[str] = None  # the shared folder: files are read and written only below it
         self._who = who
         self.token = token
-        self._address = address
+        self.address = address
         self._ask = ask
         self.open_sockets: Set[socket.socket] = set()
         self._closed = False
@@ -350,7 +351,7 @@ class Copies:
             stream.sock.close()
             return
         rank = whole(hello.get("from"))
-        if rank == 0:
+        if rank == self._who["rank"]:
             self._serve_files(stream)
         elif rank is None:
             stream.sock.close()
@@ -360,7 +361,7 @@ class Copies:
 
     def open_channel(self, rank: int) -> Stream:
         """Open a connection that the given rank serves."""
-        if self._who["rank"] != 0:
+        if self._who["rank"] != self.hub:
             return self._connect({"purpose": "copy", "from": rank})
         ticket = secrets.token_hex(16)
         with self._changed:
@@ -376,10 +377,10 @@ class Copies:
 
     def _connect(self, purpose: Dict[str, Any]) -> Stream:
         """Connect to rank 0, with the handshake."""
-        sock = socket.socket(self._address[0], socket.SOCK_STREAM)
+        sock = socket.socket(self.address[0], socket.SOCK_STREAM)
         try:
             sock.settimeout(DEADLINE)
-            sock.connect(self._address[1])
+            sock.connect(self.address[1])
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             caller = Caller(self.token, str(self._who["run"]), int(self._who["rank"]))
             sock.sendall(caller.first())

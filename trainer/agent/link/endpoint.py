@@ -147,7 +147,10 @@ def whole(value: Any) -> Optional[int]:
 
 
 class Peer:
-    """Another agent: the messages for it, and when its last message arrived. Used by the link's thread only."""
+    """Another agent: the messages for it, and when its last message arrived. Used by the link's thread only.
+
+    ``rank`` is its position in ``Link.nodes``: its rank in the first attempt.
+    """
 
     def __init__(self, rank: int, node: str) -> None:
         self.rank = rank
@@ -235,6 +238,12 @@ class Peer:
             connection.send_frame(encode({"ack": self.received}))
             self._last_ack = self.received
 
+    def exclude(self) -> None:
+        """Forget what waits for the peer: it no longer belongs to the run."""
+        self.left = True
+        self.unacknowledged.clear()
+        self.size = 0
+
     def all_acknowledged(self) -> bool:
         """Whether all messages are acknowledged."""
         return not self.unacknowledged
@@ -289,7 +298,7 @@ class End:
         self.loop.start()
 
     def send(self, message: Dict[str, Any]) -> None:
-        """Send a message to all others. Rank 0 gets all messages and relays them."""
+        """Send a message to all others, or to the position ``to`` in it. The hub gets all messages and relays them."""
         self.loop.post(lambda: self._send_all(message))
 
     def send_to(self, rank: int, message: Dict[str, Any]) -> None:
@@ -302,6 +311,19 @@ class End:
         self._flushed.wait(patience)
         self.loop.post(self.say_goodbye)
         self.loop.stop(patience)
+
+    def abandon(self, patience: float) -> None:
+        """End at once, without a goodbye: the others learn that this agent no longer uses this end."""
+        self.loop.post(self._abandon)
+        self.loop.stop(patience)
+
+    def _abandon(self) -> None:
+        self._over = True
+        for peer in self.peers.values():
+            connection = peer.connection
+            if connection is not None:
+                peer.detach(by_peer=False, now=time.monotonic())
+                self._cut(connection)
 
     def _close(self) -> None:
         self._closing = True

@@ -1,4 +1,6 @@
-"""Rank 0's end of the link: it listens, admits the agents of the run, relays their messages and decides in meetings.
+"""The hub's end of the link: it listens, admits the agents of the run, relays their messages and decides in meetings.
+
+The hub is the agent of the first node; if that is lost, another one, see ``election.py``.
 
 Anything may connect: a port scanner, another run's agent, garbage. A pending connection has ``DEADLINE`` seconds and
 ``HELLO`` bytes per line to prove that it belongs to the run. The number of pending connections is limited. What a
@@ -20,10 +22,10 @@ import selectors
 import socket
 import threading
 import time
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..contract.plan import Link, Plan
-from . import LinkError
+from . import HubLostError, LinkError, Tolerance
 from .endpoint import LOOK, End, Peer, whole
 from .link import plain_values
 from .protocol import (
@@ -42,7 +44,6 @@ from .protocol import (
 
 BURST = 32 << 20  # bytes at once; the largest message has 16 MiB
 RATE = 4 << 20  # bytes per second in the long run
-UNRELAYED = ("round",)  # kinds, besides those of meetings and copies
 LEAST = 16 << 10  # minimal bytes that a message counts for: every one is relayed to all others
 
 
@@ -138,6 +139,7 @@ SEEN = 8  # remembered messages about rejected connections
 ACCEPTED = 64  # connections accepted before others are served
 OWN = ("lost", "gone", "back", "broken")  # kinds of messages that only the link itself creates
 INSTANCE = 64  # characters
+AHEAD = 4  # meetings that an agent may be ahead of the hub
 
 
 class Hub(End):
@@ -156,7 +158,9 @@ class Hub(End):
         deliver: Callable[[Dict[str, Any]], None],
         take_socket: Callable[[Dict[str, Any], socket.socket, Session], None],
     ) -> None:
-        super().__init__(plan, link, [Peer(rank, node) for rank, node in enumerate(link.nodes) if rank], deliver)
+        others = [Peer(rank, node) for rank, node in enumerate(link.nodes) if rank != plan.node_rank]
+        super().__init__(plan, link, others, deliver)
+        self.excluded: Dict[int, str] = {}  # by position, why the run continues without the node
         self.rejections: Tuple[str, ...] = ()  # replaced whole: other threads read it
         self.conflict: Optional[str] = None  # two agents with the same rank
         self._instance = instance
@@ -183,13 +187,44 @@ class Hub(End):
     def say_goodbye(self) -> None:
         """End all connections, also those without a proof, and stop listening."""
         super().say_goodbye()
+        self._stop_listening()
+
+    def abandon(self, patience: float) -> None:
+        """Abandon as ``End.abandon``, and stop listening."""
+        super().abandon(patience)
+        self._listener.close()
+
+    def _abandon(self) -> None:
+        super()._abandon()
+        self._stop_listening()
+
+    def exclude(self, reasons: Dict[int, str]) -> None:
+        """Refuse the agents at these positions from now on, each with a reason."""
+        self.loop.post(lambda: self._exclude(dict(reasons)))
+
+    def _exclude(self, reasons: Dict[int, str]) -> None:
+        self.excluded = reasons
+        for rank in reasons:
+            peer = self.peers.get(rank)
+            if peer is not None:
+                peer.exclude()
+                connection, peer.connection = peer.connection, None
+                if connection is not None:
+                    self._cut(connection)
+
+    def _stop_listening(self) -> None:
         self.loop.forget(self._listener)
         for newcomer in self.pending:
             self.pending.remove(newcomer)
             self._cut(newcomer.connection)
 
     def _send_all(self, message: Dict[str, Any]) -> None:
-        super()._send_all(dict(message, node=self.node, rank=0))
+        message = dict(message, node=self.node, rank=self.rank)
+        to = message.get("to")
+        if to is None:
+            super()._send_all(message)
+        elif to in self.peers:
+            self._send(self.peers[to], encode(message))
 
     def _handle(self, peer: Peer, message: Dict[str, Any]) -> None:
         kind = message.get("kind")
@@ -200,8 +235,12 @@ class Hub(End):
         if not self._allowances[peer.rank].take(len(body), time.monotonic()):
             self._log("%s sends too much: dropped a message of the kind %.40r\n" % (peer.node, kind))
             return
-        self._deliver(message)
-        if not kind.startswith("_") and kind not in UNRELAYED:  # these are for rank 0 only
+        to = whole(message.get("to"))
+        if to is None or to == self.rank:
+            self._deliver(message)
+        elif to in self.peers and not kind.startswith("_"):
+            self._send(self.peers[to], body)
+        if to is None and not kind.startswith("_"):  # those are for the hub only
             self._relay(peer, body)
 
     def _news(self, peer: Peer, message: Dict[str, Any]) -> None:
@@ -284,7 +323,9 @@ class Hub(End):
         if rank is None or not isinstance(instance, str) or not 0 < len(instance) <= INSTANCE:
             raise InvalidMessageError("did not identify its agent")
         peer = self.peers.get(rank)
-        if peer is None:
+        if rank in self.excluded:
+            self._answer(newcomer, {"refused": self.excluded[rank]})
+        elif peer is None:
             self._answer(newcomer, {"refused": "no other node of this run has rank %s" % rank})
         elif peer.instance not in ("", instance) and peer.connection is not None:
             who = (peer.address, newcomer.address, peer.rank, peer.node)
@@ -305,6 +346,7 @@ class Hub(End):
         connection.send_frame(encode({"welcome": True, "instance": self._instance, "received": peer.received}))
         received = whole(hello.get("received")) if hello.get("of") == self._instance else 0
         self._attach(peer, connection, received or 0)
+        self._deliver({"kind": "_connected"})
         self._receive(peer, connection)
 
     def _answer(
@@ -323,62 +365,132 @@ class Hub(End):
 
 
 Offers = Dict[int, Dict[str, Any]]
+JOIN = 8.0  # seconds in which the agents connect to an elected hub; without a hub they notice its loss in 3 s
+
+
+class _Offer(NamedTuple):
+    number: int  # by which the agent recognises the answer
+    topic: int
+    content: Dict[str, Any]
 
 
 class HubMeeting:
-    """Rank 0's side. ``take`` is called with ``changed`` held."""
+    """The hub's side. ``take`` is called with ``changed`` held. ``elected``: another agent was the hub before."""
 
-    def __init__(self, hub: Hub, place: str, changed: threading.Condition) -> None:
+    def __init__(self, hub: Hub, place: str, changed: threading.Condition, *, elected: bool = False) -> None:
         self._hub = hub
         self._place = place
         self._changed = changed
-        self.offers: Dict[int, Tuple[int, Dict[str, Any]]] = {}
+        self._join_until = time.monotonic() + JOIN if elected else float("inf")
+        self.offers: Dict[int, _Offer] = {}
 
     def take(self, kind: str, message: Dict[str, Any]) -> None:
         """Handle an offer or its withdrawal."""
-        number = whole(message.get("number"))
-        if kind == "_offer" and isinstance(message.get("offer"), dict) and number is not None:
-            self.offers[message["rank"]] = (number, message["offer"])
+        number, topic = whole(message.get("number")), whole(message.get("topic", 0))
+        if kind == "_offer" and isinstance(message.get("offer"), dict) and number is not None and topic is not None:
+            self.offers[message["rank"]] = _Offer(number, topic, message["offer"])
         elif kind == "_withdraw":
             self.offers.pop(message["rank"], None)
 
     def meet(
-        self, offer: Dict[str, Any], decide: Callable[[Offers], Dict[str, Any]], limit: float, alive: Callable[[], bool]
+        self,
+        offer: Dict[str, Any],
+        decide: Callable[[Offers], Dict[str, Any]],
+        limit: float,
+        alive: Callable[[], bool],
+        topic: int = 0,
+        tolerance: Optional[Tolerance] = None,
     ) -> Dict[str, Any]:
         """See ``Link.meet``."""
         try:
-            self._wait(limit, alive)
+            if tolerance is None:
+                self._wait(limit, alive, topic)
+            else:
+                self._wait_for_most(limit, alive, topic, tolerance)
             with self._changed:
-                offers = {0: offer}
-                offers.update((rank, others) for rank, (_, others) in sorted(self.offers.items()))
-            decision = plain_values(decide(offers))
-        except Exception as error:
-            self._answer({"refused": "%s: %s" % (self._hub.node, error)})
+                offers = {self._hub.rank: offer}
+                offers.update((rank, one.content) for rank, one in self.offers.items() if one.topic == topic)
+                ahead = any(topic < one.topic <= topic + AHEAD for one in self.offers.values())
+            if ahead and tolerance is not None:
+                decision: Dict[str, Any] = {"skip": True}
+            else:
+                decision = plain_values(decide(dict(sorted(offers.items()))))
+        except HubLostError:
             raise
-        self._answer({"decision": decision})
+        except Exception as error:
+            self._answer({"refused": "%s: %s" % (self._hub.node, error)}, topic)
+            raise
+        self._answer({"decision": decision}, topic)
         return decision
 
-    def _answer(self, answer: Dict[str, Any]) -> None:
+    def _answer(self, answer: Dict[str, Any], topic: int) -> None:
+        """Answer the offers for this meeting, and those for earlier ones: these agents must catch up."""
         with self._changed:
-            for rank, (number, _) in self.offers.items():
-                self._hub.send_to(rank, dict(answer, kind="_answer", number=number))
-            self.offers = {}
+            for rank, one in list(self.offers.items()):
+                if one.topic <= topic:
+                    content = answer if one.topic == topic else {"decision": {"skip": True}}
+                    self._hub.send_to(rank, dict(content, kind="_answer", number=one.number))
+                    del self.offers[rank]
 
-    def _wait(self, limit: float, alive: Callable[[], bool]) -> None:
-        while not self._all_here():
+    def _wait(self, limit: float, alive: Callable[[], bool], topic: int) -> None:
+        """Wait until all agents are here."""
+
+        def all_here() -> bool:
+            return self._all_here(topic)
+
+        while not all_here():
             if not alive():
                 raise LinkError("cancelled")
             left = limit - time.monotonic()
             if left <= 0:
                 raise LinkError(self._who_is_missing())
             with self._changed:
-                self._changed.wait_for(self._all_here, min(LOOK, left))
+                self._changed.wait_for(all_here, min(LOOK, left))
 
-    def _all_here(self) -> bool:
+    def _wait_for_most(self, limit: float, alive: Callable[[], bool], topic: int, tolerance: Tolerance) -> None:
+        """Wait until every agent is here or lost.
+
+        Raises:
+            HubLostError: too few are left.
+        """
+
+        def settled() -> bool:
+            return not self._awaited(topic, limit, tolerance.silence())
+
+        while not settled():
+            if not alive():
+                raise LinkError("cancelled")
+            self._answer_late(topic)
+            with self._changed:
+                self._changed.wait_for(settled, LOOK)
+        here = {self._hub.rank} | {rank for rank, one in self.offers.items() if one.topic >= topic}
+        if not tolerance.enough(here):
+            raise HubLostError(
+                "%s is connected to %d of the run's %d agents" % (self._hub.node, len(here), len(self._hub.peers) + 1)
+            )
+
+    def _answer_late(self, topic: int) -> None:
+        """Let agents that are still in an earlier meeting catch up: the hub that they had was lost."""
+        if any(one.topic < topic for one in self.offers.values()):
+            self._answer({"decision": {"skip": True}}, topic - 1)
+
+    def _awaited(self, topic: int, limit: float, silence: float) -> List[int]:
+        """The agents that may still come."""
+        now = time.monotonic()
+        waiting = []
+        for rank, peer in self._hub.peers.items():
+            here = rank in self.offers and self.offers[rank].topic >= topic
+            lost = peer.gone or peer.left or now > limit
+            lost = lost or (now > self._join_until if not peer.instance else now - peer.last_arrival > silence)
+            if not here and not lost:
+                waiting.append(rank)
+        return waiting
+
+    def _all_here(self, topic: int) -> bool:
         gone = [peer.node for peer in self._hub.peers.values() if peer.gone or peer.left]
         if gone:
             raise LinkError("the agent of %s exited; see its agent.log" % ", ".join(gone))
-        here = all(rank in self.offers for rank in self._hub.peers)
+        here = all(rank in self.offers and self.offers[rank].topic == topic for rank in self._hub.peers)
         if self._hub.conflict and not here:
             raise LinkError(self._hub.conflict)
         return here

@@ -1,20 +1,20 @@
-"""The agents of a run, joined in a star through rank 0's agent.
+"""The agents of a run, joined in a star through one of them, the hub.
 
-``plan["link"]`` is null for one node, else ``{"host": address of rank 0, "port", "token", "nodes": [names by rank],
-"lost_after": seconds, at least 3}``. Every call may be made from any thread; only ``meet``, ``fetch`` and ``close``
-wait. The order::
+``Plan.link`` is None for one node. The hub is the first node's agent; when it is lost, the others elect another
+(``election.py``). An agent is known by its position in ``link.nodes``; messages and offers have it as ``rank``. Every
+call may be made from any thread; only ``meet``, ``fetch``, ``move`` and ``close`` wait. The order::
 
     link = Link(plan, wake)
     link.start()
     link.share(output)                                      # the folder of checkpoints; before the first meeting
-    decision = link.meet(offer, decide)                     # rank 0 decides which checkpoint, which port
+    decision = link.meet(offer, decide)                     # the hub decides which checkpoint, which port
     link.fetch(decision["copy"].get(str(rank), []), alive)  # the files this node lacks
     link.meet({}, lambda offers: {})                        # all have them: all start at once
     … link.send("failed", text=…), link.take() …
     link.close()
 
 ``take`` returns the messages that arrived. Each is a dict with ``kind``, and with the ``node`` and ``rank`` that it is
-about; rank 0 takes these from the sender's connection. A message of ``send`` reaches all others exactly once and in
+about; the hub takes these from the sender's connection. A message of ``send`` reaches all others exactly once and in
 order, also when a connection breaks meanwhile. The link itself creates these:
 
 ===========  =====================================================================================
@@ -22,15 +22,19 @@ order, also when a connection breaks meanwhile. The link itself creates these:
              network or the machine. The peer may still be training
 ``gone``     its kernel closed the connection, and it did not reconnect: the agent exited
 ``back``     its heartbeats arrive again
+``refused``  the hub refuses this agent (``text``)
 ``broken``   the link of this agent failed (``text``): a bug in this program
 ===========  =====================================================================================
 
 An agent that ends with ``close`` is neither lost nor gone. When an agent was killed, another process may create a Link
 with its plan and replace it.
 
-A meeting: every agent sends an offer with a number, rank 0 decides, and every agent receives the decision. An agent
+A meeting: every agent sends an offer with a number, the hub decides, and every agent receives the decision. An agent
 that gives up withdraws its offer, and an answer is valid only for the offer with its number. So agents that gave up at
 different times still meet the next time.
+
+Meetings have increasing topics. When a hub is lost, some agents may have its decision and others not. The new hub lets
+those that are behind catch up: they, or the hub itself, get the decision ``{"skip": true}``.
 """
 
 from __future__ import annotations
@@ -39,10 +43,10 @@ import collections
 import json
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterable, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Callable, Deque, Dict, Iterable, List, Optional, Set, Tuple, Union
 
 from ..contract.plan import Plan
-from . import LinkError
+from . import LinkError, Tolerance
 
 if TYPE_CHECKING:
     from .copies import Copies
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
 UNTAKEN = 20_000  # messages that wait for ``take``; more are dropped
 TICKET = 64  # characters
 GOODBYE = 2.0  # seconds that ``close`` waits for acknowledgements
+INTERNAL = ("_connected",)  # only wakes the threads that wait
 
 
 def plain_values(decision: Dict[str, Any]) -> Dict[str, Any]:
@@ -75,51 +80,102 @@ def _address(host: str, port: int) -> Tuple[Any, Any]:
 class Link:
     """This agent's link to all others; see the module. ``wake`` is called, from a thread, when ``take`` has something.
 
-    With one node every method works without other agents.
+    With one node every method works without other agents. ``hub`` is the position of the hub.
     """
 
-    def __init__(self, plan: Plan, wake: Callable[[], None]) -> None:
+    def __init__(self, plan: Plan, wake: Callable[[], None], hub: int = 0) -> None:
         self._plan = plan
         self._wake = wake
         self._arrived: Deque[Dict[str, Any]] = collections.deque()
         self._changed = threading.Condition()
+        self._instance = ""
+        self._excluded: Dict[int, str] = {}
+        self.hub = hub
         self.endpoint: Optional[Union[Hub, Spoke]] = None
         self.meeting: Optional[Union[HubMeeting, SpokeMeeting]] = None
         self.copies: Optional[Copies] = None
 
     def start(self) -> None:
-        """Listen (rank 0) or start to connect.
+        """Listen (the hub) or start to connect.
 
         Raises:
-            LinkError: rank 0 cannot listen, or the address is invalid.
+            LinkError: the hub cannot listen, or the address is invalid.
         """
         plan = self._plan
-        link = plan.link
-        if link is None:
+        if plan.link is None:
             return
         # Imported here: a run on one node needs none of them, and they are a tenth of an agent's start.
         import secrets  # noqa: PLC0415
 
         from .copies import Copies  # noqa: PLC0415
-        from .hub import Hub, HubMeeting  # noqa: PLC0415
+
+        self._instance = secrets.token_hex(8)
+        who = {"run": plan.run, "rank": plan.node_rank, "instance": self._instance}
+        self.copies = Copies(who, plan.link.token, (None, None), self._send_to)
+        self._open(self.hub, elected=False)
+
+    @property
+    def is_hub(self) -> bool:
+        """Whether this agent is the hub; true for one node."""
+        return self._plan.link is None or self.hub == self._plan.node_rank
+
+    def _open(self, position: int, *, elected: bool) -> None:
+        from .hub import Hub, HubMeeting  # noqa: PLC0415 - see start
         from .spoke import Spoke, SpokeMeeting  # noqa: PLC0415
 
-        rank = plan.node_rank
-        place = place_of(link.host, link.port)
-        instance = secrets.token_hex(8)
+        plan, link = self._plan, self._plan.link
+        assert link is not None
+        assert self.copies is not None
+        host, port = link.address(position)
+        place = place_of(host, port)
         try:
-            address = _address(link.host, link.port)
-            who = {"run": plan.run, "rank": rank, "instance": instance}
-            self.copies = Copies(who, link.token, address, self._send_to)
-            if rank == 0:
-                self.endpoint = Hub(plan, link, address, instance, self._deliver, self.copies.accept)
-                self.meeting = HubMeeting(self.endpoint, place, self._changed)
+            address = _address(host, port)
+            self.copies.hub, self.copies.address = position, address
+            endpoint: Union[Hub, Spoke]
+            meeting: Union[HubMeeting, SpokeMeeting]
+            if position == plan.node_rank:
+                endpoint = Hub(plan, link, address, self._instance, self._deliver, self.copies.accept)
+                endpoint.exclude(self._excluded)
+                meeting = HubMeeting(endpoint, place, self._changed, elected=elected)
             else:
-                self.endpoint = Spoke(plan, link, address, place, instance, self._deliver)
-                self.meeting = SpokeMeeting(self.endpoint, place, self._changed)
+                endpoint = Spoke(plan, link, address, place, self._instance, self._deliver, position)
+                meeting = SpokeMeeting(endpoint, place, self._changed)
         except OSError as error:
-            raise LinkError("the agents' link: %s" % _start_reason(error, rank, place)) from error
-        self.endpoint.start()
+            why = _start_reason(error, plan.node_rank if position == plan.node_rank else None, place)
+            raise LinkError("the agents' link: %s" % why) from error
+        with self._changed:
+            self.hub, self.endpoint, self.meeting = position, endpoint, meeting
+        endpoint.start()
+
+    def move(self, position: int) -> None:
+        """Leave the hub, without a goodbye, and use the agent at ``position`` instead, which may be this one.
+
+        Messages that the old hub has not acknowledged are lost.
+
+        Raises:
+            LinkError: this agent cannot listen.
+        """
+        if self.endpoint is not None:
+            self.endpoint.abandon(GOODBYE)
+        self._open(position, elected=True)
+
+    def exclude(self, reasons: Dict[int, str]) -> None:
+        """Set the agents, by position, that no longer belong to the run, each with the reason that it gets."""
+        from .hub import Hub  # noqa: PLC0415 - see start
+
+        self._excluded = dict(reasons)
+        if isinstance(self.endpoint, Hub):
+            self.endpoint.exclude(self._excluded)
+
+    def connected(self) -> Set[int]:
+        """The positions of the agents that are connected to this one, and its own."""
+        peers = self.endpoint.peers.values() if self.endpoint is not None else ()
+        return {self._plan.node_rank} | {peer.rank for peer in peers if peer.connection is not None}
+
+    def wait(self, test: Callable[[], bool], seconds: float) -> bool:
+        """Wait until ``test`` is true, which is called whenever the link's state has changed."""
+        with self._changed:
+            return self._changed.wait_for(test, seconds)
 
     def take(self) -> List[Dict[str, Any]]:
         """Return the messages that arrived since the last call."""
@@ -129,7 +185,10 @@ class Link:
             return come
 
     def send(self, kind: str, **fields: Any) -> None:
-        """Send to all others. Drops a message of more than 16 MiB, and one for a peer with 32 MiB waiting."""
+        """Send to all others, or only to the position ``to``.
+
+        Drops a message of more than 16 MiB, and one for a peer with 32 MiB waiting.
+        """
         if self.endpoint is not None:
             self.endpoint.send(dict(fields, kind=kind))
 
@@ -139,21 +198,26 @@ class Link:
         decide: Callable[[Dict[int, Dict[str, Any]]], Dict[str, Any]],
         patience: float = 120.0,
         alive: Callable[[], bool] = lambda: True,
+        topic: int = 0,
+        tolerance: Optional[Tolerance] = None,
     ) -> Dict[str, Any]:
-        """Wait until all agents are here. Rank 0 then decides from all offers, and all receive the decision.
+        """Wait until all agents are here. The hub then decides from all offers, and all receive the decision.
 
         The decision passes through JSON, so its keys are text. ``alive`` is called several times a second in this
         thread. It may ``take`` messages, and cancels the meeting by returning False. An agent that gives up does not
-        block the others.
+        block the others. With ``tolerance`` the hub decides without agents that are lost, and after ``patience``
+        without those that are missing.
 
         Raises:
+            HubLostError: with ``tolerance``: the hub is lost, or too few agents are connected to this one.
+            RefusedLinkError: the hub refuses this agent.
             LinkError: an agent is missing (the text names it and what was seen instead), exited or gave up, or no
-                connection to rank 0 is possible. An exception of ``decide`` is raised on rank 0, and as a LinkError
+                connection to the hub is possible. An exception of ``decide`` is raised on the hub, and as a LinkError
                 with its text on all others.
         """
         if self.meeting is None:
             return plain_values(decide({0: offer}))
-        return self.meeting.meet(offer, decide, time.monotonic() + patience, alive)
+        return self.meeting.meet(offer, decide, time.monotonic() + patience, alive, topic, tolerance)
 
     def share(self, folder: str) -> None:
         """Let the other agents read below this folder; ``fetch`` writes there."""
@@ -192,12 +256,14 @@ class Link:
         """Handle a message; called in the link's thread."""
         kind = str(message.get("kind"))
         if kind == "_give":
-            if self.copies is not None and self._plan.node_rank != 0:  # only rank 0 asks for files
+            if self.copies is not None and not self.is_hub:  # only the hub asks for files
                 self.copies.give(str(message.get("ticket"))[:TICKET])
             return
         assert self.meeting is not None  # the thread is started last
         with self._changed:
-            if kind.startswith("_"):
+            if kind in INTERNAL:
+                pass
+            elif kind.startswith("_"):
                 self.meeting.take(kind, message)
             elif len(self._arrived) < UNTAKEN:
                 self._arrived.append(message)
@@ -206,12 +272,14 @@ class Link:
             self._wake()
 
 
-def _start_reason(error: OSError, rank: int, place: str) -> str:
-    if rank:
+def _start_reason(error: OSError, rank: Optional[int], place: str) -> str:
+    if rank is None:
         from .spoke import reason  # noqa: PLC0415 - it is already imported
 
         return reason(error, place)
-    return "rank 0 cannot listen at %s: %s. Is this node rank 0, and is that its address?" % (
+    return "rank %d cannot listen at %s: %s. Is this node rank %d, and is that its address?" % (
+        rank,
         place,
         error.strerror or error,
+        rank,
     )

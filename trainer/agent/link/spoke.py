@@ -1,4 +1,4 @@
-"""The link's end of every rank except 0: it connects to rank 0, and reconnects until the link is closed."""
+"""The link's end of every agent except the hub's: it connects to the hub, and reconnects until the link is closed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import selectors
 import socket
 import threading
 import time
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple, Type
 
 from ..contract.plan import Link, Plan
-from . import LinkError
+from . import HubLostError, LinkError, RefusedLinkError, Tolerance
 from .endpoint import LOOK, End, Peer, whole
 from .protocol import (
     CLAIM,
@@ -61,7 +61,8 @@ class _Try:
 class Spoke(End):
     """See the module.
 
-    ``attempt``: the connection that is being made; ``why``: why there is none; ``refused``: why rank 0 refuses one.
+    ``attempt``: the connection that is being made; ``why``: why there is none; ``refused``: why the hub refuses one;
+    ``tried``: how many attempts failed.
     """
 
     def __init__(
@@ -72,11 +73,14 @@ class Spoke(End):
         place: str,
         instance: str,
         deliver: Callable[[Dict[str, Any]], None],
+        hub: int = 0,
     ) -> None:
-        self.hub = Peer(0, link.nodes[0])
+        self.hub = Peer(hub, link.nodes[hub])
+        self.role = "rank 0" if hub == 0 else "the hub"
         super().__init__(plan, link, [self.hub], deliver)
         self.why = ""
         self.refused: Optional[str] = None
+        self.tried = 0
         self._address = address
         self._place = place
         self._instance = instance
@@ -85,7 +89,7 @@ class Spoke(End):
         self._pause = SOON
 
     def _handle(self, _: Peer, message: Dict[str, Any]) -> None:
-        if message.get("kind") != "broken":  # only this agent's own link reports that
+        if message.get("kind") not in ("broken", "refused"):  # only this agent's own link reports these
             self._deliver(message)
 
     def _news(self, _: Peer, message: Dict[str, Any]) -> None:
@@ -132,8 +136,16 @@ class Spoke(End):
         self._cut(attempt.connection)
         self.attempt = None
         self.why = why
+        self.tried += 1
         self._next = time.monotonic() + self._pause
         self._pause = min(LATER, self._pause * 2)
+        self._deliver({"kind": "_connected"})
+
+    def _abandon(self) -> None:
+        super()._abandon()
+        if self.attempt is not None:
+            self._cut(self.attempt.connection)
+            self.attempt = None
 
     def _lose_unknown(self, connection: Connection, error: Exception) -> None:
         attempt = self.attempt
@@ -143,7 +155,8 @@ class Spoke(End):
             self._fail(attempt, "the process at %s is not an agent of this run: it %s" % (self._place, error))
         elif isinstance(error, RefusedError):
             self.refused = str(error)
-            self._fail(attempt, "rank 0 refuses this agent: %s" % error)
+            self._fail(attempt, "%s refuses this agent: %s" % (self.role, error))
+            self._deliver({"kind": "refused", "text": self.refused, "node": self.hub.node})
         else:
             self._fail(attempt, "%s closed the connection: %s" % (self._place, error))
 
@@ -186,17 +199,18 @@ class Spoke(End):
         connection.limit = MESSAGE
         self.hub.known_as(str(welcome.get("instance"))[:CLAIM])
         self._attach(self.hub, connection, whole(welcome.get("received")) or 0)
+        self._deliver({"kind": "_connected"})
         self._receive(self.hub, connection)
 
 
-REASON = 4000  # characters of rank 0's reason
-ANSWER = 15.0  # seconds by which rank 0 may give up later than this agent
+REASON = 4000  # characters of the hub's reason
+ANSWER = 15.0  # seconds by which the hub may give up later than this agent
 
 Offers = Dict[int, Dict[str, Any]]
 
 
 class SpokeMeeting:
-    """The side of every other rank. ``take`` is called with ``changed`` held."""
+    """The side of every other agent. ``take`` is called with ``changed`` held."""
 
     def __init__(self, spoke: Spoke, place: str, changed: threading.Condition) -> None:
         self._spoke = spoke
@@ -206,23 +220,30 @@ class SpokeMeeting:
         self._answer: Optional[Dict[str, Any]] = None
 
     def take(self, kind: str, message: Dict[str, Any]) -> None:
-        """Handle rank 0's answer."""
+        """Handle the hub's answer."""
         if kind == "_answer" and message.get("number") == self._number:
             if "refused" not in message and not isinstance(message.get("decision"), dict):
-                message = {"refused": "%s (rank 0) sent an invalid decision" % self._spoke.hub.node}
+                spoke = self._spoke
+                message = {"refused": "%s (%s) sent an invalid decision" % (spoke.hub.node, spoke.role)}
             self._answer = message
 
     def meet(
-        self, offer: Dict[str, Any], decide: Callable[[Offers], Dict[str, Any]], limit: float, alive: Callable[[], bool]
+        self,
+        offer: Dict[str, Any],
+        decide: Callable[[Offers], Dict[str, Any]],
+        limit: float,
+        alive: Callable[[], bool],
+        topic: int = 0,
+        tolerance: Optional[Tolerance] = None,
     ) -> Dict[str, Any]:
         """See ``Link.meet``."""
-        del decide  # rank 0's
+        del decide  # the hub's
         with self._changed:
             self._number += 1
             self._answer = None
-        self._spoke.send({"kind": "_offer", "number": self._number, "offer": offer})
+        self._spoke.send({"kind": "_offer", "number": self._number, "topic": topic, "offer": offer})
         try:
-            answer = self._wait(limit, alive)
+            answer = self._wait(limit, alive, tolerance)
         except Exception:
             self._spoke.send({"kind": "_withdraw"})
             raise
@@ -231,24 +252,37 @@ class SpokeMeeting:
         decision: Dict[str, Any] = answer["decision"]
         return decision
 
-    def _wait(self, limit: float, alive: Callable[[], bool]) -> Dict[str, Any]:
+    def _wait(self, limit: float, alive: Callable[[], bool], tolerance: Optional[Tolerance]) -> Dict[str, Any]:
         spoke = self._spoke
-        while not self._answered():
+        hub = "%s (%s)" % (spoke.hub.node, spoke.role)
+        lost = HubLostError if tolerance is not None else LinkError
+
+        def answered() -> bool:
+            return self._answered(hub, lost, tolerance)
+
+        while not answered():
             if not alive():
                 raise LinkError("cancelled")
             left = limit - time.monotonic()
             if left <= 0 and spoke.hub.connection is None:
-                raise LinkError("%s cannot reach %s (rank 0): %s" % (spoke.node, spoke.hub.node, spoke.why))
+                raise lost("%s cannot reach %s: %s" % (spoke.node, hub, spoke.why))
             if left <= -ANSWER:
-                raise LinkError("%s (rank 0) is connected, but sent no decision" % spoke.hub.node)
+                raise lost("%s is connected, but sent no decision" % hub)
             with self._changed:
-                self._changed.wait_for(self._answered, LOOK)
+                self._changed.wait_for(answered, LOOK)
         assert self._answer is not None
         return self._answer
 
-    def _answered(self) -> bool:
-        if self._answer is None and self._spoke.refused:
-            raise LinkError(self._spoke.refused)
-        if self._answer is None and (self._spoke.hub.gone or self._spoke.hub.left):
-            raise LinkError("the agent of %s (rank 0) exited; see its agent.log" % self._spoke.hub.node)
-        return self._answer is not None
+    def _answered(self, hub: str, lost: Type[LinkError], tolerance: Optional[Tolerance]) -> bool:
+        if self._answer is not None:
+            return True
+        peer = self._spoke.hub
+        if self._spoke.refused:
+            raise RefusedLinkError(self._spoke.refused)
+        if peer.gone or peer.left:
+            raise lost("the agent of %s exited; see its agent.log" % hub)
+        if tolerance is not None and peer.instance:
+            silent = time.monotonic() - peer.last_arrival
+            if silent > tolerance.silence():
+                raise lost("no heartbeat from %s for %d s" % (hub, silent))
+        return False

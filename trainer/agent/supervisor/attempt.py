@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from ..contract.plan import PORT, Plan
+from ..contract.plan import Plan
 from ..hangs import Hangs, Watch
 from ..metrics import Metrics
 from ..pace import Pace
@@ -352,17 +352,14 @@ def environment(plan: Plan, env: Dict[str, str], inherited: Dict[str, str]) -> D
     return {**clean, **env, RUN: plan.run, NODE: plan.node}
 
 
-def for_attempt(plan: NodePlan, decision: Dict[str, Any]) -> Tuple[List[str], Dict[str, str]]:
-    """The arguments and variables of one attempt, with its port and its checkpoint.
+def with_checkpoint(plan: NodePlan, decision: Dict[str, Any]) -> Tuple[List[str], Dict[str, str]]:
+    """The arguments and variables of one attempt, whose plan is filled in, with its checkpoint.
 
     Raises:
         ValueError: the program needs the checkpoint's step, and it has none.
     """
     argv, env = list(plan.data.argv), dict(plan.data.env)
-    port, checkpoint = decision.get("port"), decision.get("checkpoint")
-    if port is not None:
-        argv = [str(port) if word == PORT else word for word in argv]
-        env["MASTER_PORT"] = str(port)
+    checkpoint = decision.get("checkpoint")
     if checkpoint is not None and plan.data.resume is not None:
         path = str(plan.folder / plan.data.resume.output / checkpoint)
         resume = plan.data.resume.filled(path, decision.get("step"))
@@ -385,7 +382,7 @@ def start_command(plan: NodePlan, decision: Dict[str, Any], group: Group) -> Com
 
     Args:
         plan: the plan.
-        decision: rank 0's decision on the attempt: its ``port``, ``checkpoint`` and ``step``.
+        decision: the hub's decision on the attempt: its ``checkpoint`` and ``step``.
         group: the cgroup that the processes enter.
 
     Raises:
@@ -394,7 +391,7 @@ def start_command(plan: NodePlan, decision: Dict[str, Any], group: Group) -> Com
     for folder in plan.data.private:
         make_private(Path(folder))
     plan.rank_logs.mkdir(parents=True, exist_ok=True)
-    argv, variables = for_attempt(plan, decision)
+    argv, variables = with_checkpoint(plan, decision)
     env = environment(plan.data, variables, dict(os.environ))
     prepare: List[Callable[[], None]] = [group.preexec(), die_with_parent()]
 

@@ -11,7 +11,7 @@ import os
 import selectors
 import signal
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Set
 
 from ..run_files import Events, NodePlan, read_request
 
@@ -49,6 +49,8 @@ class Control:
         self.last_traffic = 0.0  # when its traffic was last seen, for runs without a log of steps
         self.link: Any = None
         self.broken = False  # the link failed here, so no meeting is possible
+        self.members: Optional[Set[str]] = None  # the nodes that have ranks; None: all
+        self.first = 0  # the position of rank 0's node in the roster
         self._plan = plan
         self._events = events
         self.guard_pid = os.getppid() if guard is not None else None
@@ -93,6 +95,17 @@ class Control:
             ready = selector.select(max(0.0, seconds))
         self.take()
         return bool(ready)
+
+    def relinked(self) -> None:
+        """Forget who was silent, and repeat what the old hub may not have sent: the link has another hub."""
+        self._silent.clear()
+        self._waits.clear()
+        if self.stop is not None:
+            self.link.send("stop", save=self.stop.save, who=self.stop.who)
+        if self.failure is not None:
+            told = {key: self.failure[key] for key in ("text", "signal")}
+            about = self.failure["node"]
+            self.link.send("failed", attempt=self._events.attempt, failed=self.failure["rank"], about=about, **told)
 
     def begin(self) -> None:
         """Start a new attempt: forget the last one's failure."""
@@ -148,7 +161,7 @@ class Control:
         """Judge the nodes without heartbeats."""
         for node, since in list(self._silent.items()):
             silent = now - since
-            if silent <= self._lost_after:
+            if silent <= self._lost_after or not self._takes_part(node):
                 continue
             # A short outage of the management network must not end a run that continues over another network.
             if now - max(self.last_progress, self.last_traffic) > self._lost_after:
@@ -157,6 +170,13 @@ class Control:
                 self._waits[node] = True
                 text = "no heartbeat from %s for %d s, but the run makes progress and continues" % (node, silent)
                 self._events.emit("notice", text=text)
+
+    def failed_here(self) -> bool:
+        """Whether the first failure of the attempt is this node's own."""
+        return self.failure is not None and self.failure["node"] == self._plan.node
+
+    def _takes_part(self, node: str) -> bool:
+        return self.members is None or node in self.members
 
     def lost_nodes(self) -> List[str]:
         """Nodes that have been silent for too long."""
@@ -169,14 +189,20 @@ class Control:
         if kind == "broken":
             self.broken = True
             self.fail(None, "the link between the agents failed: %s" % message.get("text"))
+        elif kind == "refused":
+            self.fail(None, "%s refuses this agent: %s" % (node, _text(message.get("text"))))
         elif node not in self._nodes:
             return
         elif kind == "stop":
             self.request_stop(Stop(message.get("save") is True, _text(message.get("who"), WORD)), relay=False)
         elif kind == "failed" and message.get("attempt", self._events.attempt) == self._events.attempt:
             text, signal = _text(message.get("text")), message.get("signal")
+            about = _text(message.get("about"), WORD)
+            node = about if about in self._nodes else node
             self._peer(node, kind, text)
-            self.fail(_rank(message.get("failed")), text, node, signal=None if signal is None else _text(signal, WORD))
+            if self._takes_part(node):
+                signal = None if signal is None else _text(signal, WORD)
+                self.fail(_rank(message.get("failed")), text, node, signal=signal)
         else:
             self._handle(kind, node, message)
 
@@ -184,7 +210,8 @@ class Control:
         """Handle a message about the state of another agent, or about signals and stacks."""
         if kind == "gone":
             self._peer(node, kind, "its agent exited")
-            self.fail(None, "its agent died without reporting", node)
+            if self._takes_part(node):
+                self.fail(None, "its agent died without reporting", node)
         elif kind == "lost":
             silent = _seconds(message.get("silent"))
             self._peer(node, kind, "no heartbeat for %s s" % silent)

@@ -1,7 +1,7 @@
-"""What the agents exchange before and after an attempt, and what rank 0 decides from it.
+"""What the agents exchange before and after an attempt, and what the hub decides from it.
 
-Each agent sends an offer. Rank 0 chooses the port and the checkpoint before an attempt, and the outcome of the whole
-attempt (``judge``) after it.
+Each agent sends an offer. The hub chooses the nodes, the port and the checkpoint before an attempt, and the outcome of
+the whole attempt (``judge``) after it. Offers and outcomes are by the position of the node in ``Link.nodes``.
 
 A node's part (``outcome``) is ``{"rc", "signal", "stopped", "failed", "killed", "left", "step"}``:
 
@@ -15,12 +15,14 @@ A node's part (``outcome``) is ``{"rc", "signal", "stopped", "failed", "killed",
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..contract import offers as checkpoint_offers
 from ..contract.offers import file_name, number, text
 from ..link import LinkError
 from ..run_files import NodePlan
+from . import roster as rosters
+from .roster import Roster
 
 Outcomes = Dict[int, Dict[str, Any]]
 
@@ -37,8 +39,8 @@ def judge(outcomes: Outcomes, first: Optional[Dict[str, Any]], *, more: bool) ->
     """Decide ``state`` (finished, failed, stopped or again), ``why`` and ``step``.
 
     Args:
-        outcomes: by node rank.
-        first: the first failure that rank 0 received; the nodes' own reports count only without one.
+        outcomes: of the nodes that took part.
+        first: the first failure that the hub received; the nodes' own reports count only without one.
         more: whether another attempt is allowed.
     """
     step = max((outcome["step"] for outcome in outcomes.values() if outcome.get("step") is not None), default=None)
@@ -75,34 +77,59 @@ def _checkpoints(plan: NodePlan) -> Dict[str, Any]:
     return selection.offer(plan.output, plan.data.first_rank, plan.data.processes)
 
 
-def offer_start(plan: NodePlan, resume: bool) -> Dict[str, Any]:
-    """This node's offer for the meeting before an attempt; ``resume``: with its checkpoints."""
+def offer_start(plan: NodePlan, number: int, resume: bool) -> Dict[str, Any]:
+    """This node's offer for the meeting before attempt ``number``; ``resume``: with its checkpoints."""
     found = _checkpoints(plan) if resume else {}
-    return dict(found, processes=plan.data.processes)
+    offer = dict(found, processes=plan.data.processes)
+    may_be_first = plan.rank == 0 or rosters.survives(plan.data)
+    if plan.data.port is not None and may_be_first and (number > 1 or plan.rank):
+        from ..probe import free_port  # noqa: PLC0415 - most nodes never offer one
+
+        # For the node that gets rank 0. Processes that were just ended may hold the last attempt's port for a while.
+        offer["port"] = free_port(plan.host or plan.data.env.get("MASTER_ADDR") or "127.0.0.1")
+    return offer
 
 
-def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> Dict[str, Any]:
-    """Rank 0's decision before attempt ``number``.
+def decide_start(
+    plan: NodePlan,
+    offers: Offers,
+    number: int,
+    resume: bool,
+    roster: Optional[Roster] = None,
+    reasons: Optional[Dict[int, str]] = None,
+) -> Dict[str, Any]:
+    """The hub's decision before attempt ``number``.
 
     It has ``checkpoint`` (a path below the output folder, or null), its ``step``, ``port``, ``world_size``, ``copy``
-    (the files of the checkpoint that each rank lacks), ``refused`` (newer checkpoints that are not used, with reasons)
-    and ``aside`` (the checkpoints that the nodes move, see ``selection.Aside``). When the attempt cannot start, it has
-    ``error`` and the ``node``.
+    (the files of the checkpoint that each node lacks), ``refused`` (newer checkpoints that are not used, with reasons)
+    and ``aside`` (the checkpoints that the nodes move, see ``selection.Aside``). ``members``, ``processes`` (of each),
+    ``excluded`` and ``replaced`` are the nodes, see ``roster.py``. When the attempt cannot start, it has ``error`` and
+    the ``node``.
+
+    Args:
+        plan: this node's plan.
+        offers: of all nodes, spares included.
+        number: of the attempt.
+        resume: whether the offers have checkpoints.
+        roster: the nodes before; None: those at the start of the run.
+        reasons: why nodes are lost, where that is known.
     """
     _check(plan, offers)
-    world_size = sum(offer["processes"] for offer in offers.values())
-    decision: Dict[str, Any] = {"checkpoint": None, "port": plan.data.port, "world_size": world_size}
-    if number > 1 and decision["port"] is not None:
-        from ..probe import free_port  # noqa: PLC0415 - most runs have one attempt
-
-        # Processes that were just ended may hold the last attempt's port for a while.
-        host = plan.host or plan.data.env.get("MASTER_ADDR") or "127.0.0.1"
-        decision["port"] = free_port(host) or decision["port"]
+    before = roster or rosters.first(plan.data)
+    changed = rosters.change(before, set(offers), plan.data.min_nodes, reasons)
+    if changed.problem is not None:
+        return {"error": changed.problem, "node": changed.node}
+    members = changed.roster.members
+    processes = [offers[position]["processes"] for position in members]
+    world_size = sum(processes)
+    port = offers[members[0]].get("port") or plan.data.port
+    decision: Dict[str, Any] = {"checkpoint": None, "port": port, "world_size": world_size}
+    decision.update(rosters.to_decision(changed.roster, processes), replaced=changed.replaced)
     if not resume or plan.output is None:
         return decision
     from ..checkpoints import selection  # noqa: PLC0415
 
-    choice = selection.newest(offers, world_size)
+    choice = selection.newest(_with_ranks(offers, members, processes), world_size)
     refused = ["%s: %s" % each for each in choice.refused]
     if choice.error is not None:
         return dict(decision, error="%s: %s" % (plan.output, choice.error), node=plan.node)
@@ -110,13 +137,24 @@ def decide_start(plan: NodePlan, offers: Offers, number: int, resume: bool) -> D
         return dict(decision, error=UNKNOWN % (plan.output, plan.run), node=plan.node)
     aside = choice.aside and choice.aside._asdict()
     if choice.name is not None:
-        found = {"checkpoint": choice.name, "step": choice.step, "copy": choice.copy}
+        copy = {position: files for position, files in choice.copy.items() if position in members}
+        found = {"checkpoint": choice.name, "step": choice.step, "copy": copy}
         return dict(decision, refused=refused, aside=aside, **found)
+    if len(members) < len(before.members) and refused:
+        text = "the run cannot continue on %d nodes: %s" % (len(members), "; ".join(refused))
+        return dict(decision, error=text, node=plan.node)
     if number == 1 and not plan.data.none_ok:
         why = "; ".join(refused) or "there are no checkpoints"
         text = "no complete checkpoint in %s to resume from: %s" % (plan.output, why)
         return dict(decision, error=text, node=plan.node)
     return dict(decision, refused=refused, aside=aside)
+
+
+def _with_ranks(offers: Offers, members: Sequence[int], processes: Sequence[int]) -> Offers:
+    """The offers with the ranks that each node gets; spares get none."""
+    ranks = {position: [0, 0] for position in offers}
+    ranks.update({each: [sum(processes[:rank]), processes[rank]] for rank, each in enumerate(members)})
+    return {position: dict(offer, ranks=ranks[position]) for position, offer in offers.items()}
 
 
 def offer_end(plan: NodePlan, outcome: Dict[str, Any]) -> Dict[str, Any]:
@@ -125,14 +163,42 @@ def offer_end(plan: NodePlan, outcome: Dict[str, Any]) -> Dict[str, Any]:
     return dict(found, outcome=outcome, before=outcome.get("before"), processes=plan.data.processes)
 
 
-def decide_end(plan: NodePlan, offers: Offers, first: Optional[Dict[str, Any]], *, more: bool) -> Dict[str, Any]:
-    """Rank 0's verdict after an attempt (see ``judge``); ``saved``: the step that a stop saved, or null."""
+def decide_end(
+    plan: NodePlan,
+    offers: Offers,
+    first: Optional[Dict[str, Any]],
+    *,
+    more: bool,
+    roster: Optional[Roster] = None,
+) -> Dict[str, Any]:
+    """The hub's verdict after an attempt (see ``judge``).
+
+    ``saved`` is the step that a stop saved, or null. With ``replaces`` the next attempt replaces a lost node, or does
+    without it: it is no restart.
+    """
     _check(plan, offers)
-    for rank, offer in offers.items():
+    before = roster or rosters.first(plan.data)
+    taking = {position: offer for position, offer in offers.items() if position in before.members}
+    for position, offer in taking.items():
         if not _outcome(offer.get("outcome")) or checkpoint_offers.problem(offer.get("before") or {}):
-            raise LinkError("%s did not report how the attempt ended there" % _name(plan, rank))
-    verdict = judge({rank: offer["outcome"] for rank, offer in offers.items()}, first, more=more)
-    return dict(verdict, saved=saved_step(offers, verdict["step"]) if verdict["state"] == STOPPED else None)
+            raise LinkError("%s did not report how the attempt ended there" % _name(plan, position))
+    changed = rosters.change(before, set(offers), plan.data.min_nodes)
+    why = first
+    if changed.replaced and first is None:
+        why = {"node": changed.replaced[0]["node"], "rank": None, "text": changed.replaced[0]["why"]}
+    outcomes = {position: offer["outcome"] for position, offer in taking.items()}
+    verdict = judge(outcomes, why, more=more or bool(changed.replaced))
+    if changed.replaced and all(outcome["rc"] == 0 for outcome in outcomes.values()) and first is None and outcomes:
+        verdict = judge(outcomes, None, more=more)  # the work is done: a lost node changes nothing
+    replaces = verdict["state"] == AGAIN and bool(changed.replaced)
+    if replaces and changed.problem is not None:
+        text = "%s; %s" % ((verdict["why"] or {}).get("text", "it is lost"), changed.problem)
+        verdict = dict(
+            verdict, state=FAILED, why=dict(verdict["why"] or {"node": changed.node, "rank": None}, text=text)
+        )
+        replaces = False
+    saved = saved_step(taking, verdict["step"]) if verdict["state"] == STOPPED else None
+    return dict(verdict, saved=saved, replaces=replaces)
 
 
 def saved_step(offers: Offers, last: Optional[int] = None) -> Optional[int]:
@@ -159,9 +225,9 @@ def before_saving(plan: NodePlan) -> Dict[str, Any]:
     return _checkpoints(plan)
 
 
-def _name(plan: NodePlan, rank: int) -> str:
+def _name(plan: NodePlan, position: int) -> str:
     nodes = plan.data.link.nodes if plan.data.link else ()
-    return str(nodes[rank]) if rank < len(nodes) else plan.node
+    return str(nodes[position]) if position < len(nodes) else plan.node
 
 
 def _check(plan: NodePlan, offers: Offers) -> None:
@@ -174,8 +240,14 @@ def _check(plan: NodePlan, offers: Offers) -> None:
         wrong = checkpoint_offers.problem(offer)
         if not wrong and not (number(offer.get("processes")) and 0 < offer["processes"] < MOST):
             wrong = "has no valid number of processes"
+        if not wrong and not _port(offer.get("port")):
+            wrong = "has an invalid port"
         if wrong:
             raise LinkError("the offer of %s %s; see its agent.log" % (_name(plan, rank), wrong))
+
+
+def _port(value: Any) -> bool:
+    return value is None or (number(value) and 0 < value < 1 << 16)
 
 
 def _outcome(value: Any) -> bool:
@@ -206,19 +278,26 @@ def _why(value: Any) -> bool:
     )
 
 
-def check_start(plan: NodePlan, decision: Dict[str, Any]) -> Dict[str, Any]:
-    """Validate rank 0's decision before an attempt, on every rank: rank 0's node may be broken or lie too.
+def _hub(plan: NodePlan, hub: int) -> Tuple[str, str]:
+    return _name(plan, hub), "rank 0" if hub == 0 else "the hub"
+
+
+def check_start(plan: NodePlan, decision: Dict[str, Any], hub: int = 0) -> Dict[str, Any]:
+    """Validate the hub's decision before an attempt, on every node: the hub's may be broken or lie too.
 
     Raises:
         LinkError: it is invalid.
     """
     if isinstance(decision.get("error"), str) and isinstance(decision.get("node"), str):
         return decision
+    if decision.get("skip") is True:
+        return {"skip": True}
     name, port, copies = decision.get("checkpoint"), decision.get("port"), decision.get("copy") or {}
     wrong = (
         not (name is None or file_name(name))
         or not (decision.get("step") is None or number(decision["step"]))
-        or not (port is None or (number(port) and 0 < port < 1 << 16))
+        or not _port(port)
+        or not rosters.is_valid(decision, len(plan.data.link.nodes) if plan.data.link else 1)
         or not (number(decision.get("world_size")) and decision["world_size"] < MOST)
         or not isinstance(copies, dict)
         or not all(isinstance(each, list) and all(map(_copy, each)) for each in copies.values())
@@ -226,7 +305,7 @@ def check_start(plan: NodePlan, decision: Dict[str, Any]) -> Dict[str, Any]:
         or not _aside(decision.get("aside"))
     )
     if wrong:
-        raise LinkError("%s (rank 0) sent an invalid decision" % _name(plan, 0))
+        raise LinkError("%s (%s) sent an invalid decision" % _hub(plan, hub))
     return decision
 
 
@@ -248,17 +327,19 @@ def _aside(value: Any) -> bool:
     )
 
 
-def check_end(plan: NodePlan, decision: Dict[str, Any]) -> Dict[str, Any]:
-    """Validate rank 0's verdict, on every rank.
+def check_end(plan: NodePlan, decision: Dict[str, Any], hub: int = 0) -> Dict[str, Any]:
+    """Validate the hub's verdict, on every node.
 
     Raises:
         LinkError: it is invalid.
     """
+    if decision.get("skip") is True:
+        return {"state": AGAIN, "why": None, "step": None, "saved": None, "replaces": True}
     steps = (decision.get("step"), decision.get("saved"))
     if (
         decision.get("state") not in STATES
         or not all(step is None or number(step) for step in steps)
         or not _why(decision.get("why"))
     ):
-        raise LinkError("%s (rank 0) sent an invalid verdict" % _name(plan, 0))
+        raise LinkError("%s (%s) sent an invalid verdict" % _hub(plan, hub))
     return decision

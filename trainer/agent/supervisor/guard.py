@@ -74,6 +74,9 @@ def _supervise(
             node=plan.node,
             node_rank=plan.rank,
             nnodes=plan.data.nnodes,
+            members=list(plan.data.members.nodes),
+            excluded={},
+            hub=0,
             phase="starting",
             step=None,
             total=None,
@@ -169,7 +172,8 @@ class _Guard:
         from ..link import LinkError  # noqa: PLC0415
         from ..link.link import Link  # noqa: PLC0415
 
-        link = Link(self._plan.data, lambda: None)
+        hub = read_state(self._plan.logs).get("hub")
+        link = Link(self._plan.data, lambda: None, hub if isinstance(hub, int) else 0)
         try:
             link.start()
         except LinkError as error:

@@ -1,22 +1,26 @@
 """Owns a run on one node: its attempts one after the other, together with the agents of the other nodes.
 
-Each attempt starts with a meeting of all agents, in which rank 0 chooses the port and the checkpoint. It ends with
-another meeting, in which rank 0 decides the outcome of the attempt. So all nodes report the same state and the same
-reason. Agents that can no longer meet decide alone.
+Each attempt starts with a meeting of all agents, in which the hub chooses the nodes, the port and the checkpoint. It
+ends with another meeting, in which the hub decides the outcome of the attempt. So all nodes report the same state and
+the same reason. Agents that can no longer meet decide alone.
+
+A run with spares or ``min_nodes`` survives the loss of nodes (``roster.py``): the meetings do without them, and a lost
+hub is replaced (``link/election.py``). A spare takes part in the meetings only.
 """
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional, Set
 
-from ..link import CopyError, LinkError
+from ..link import CopyError, HubLostError, LinkError, RefusedLinkError, Tolerance
 from ..link.link import Link
 from ..notify import RESTART, Notifier
 from ..run_files import Events, NodePlan, State
 from ..textfile import Textfile, remove
 from ..tracker import STUBBORN
+from . import roster as rosters
 from .attempt import Attempt
 from .control import Control
 from .decisions import (
@@ -36,7 +40,14 @@ from .decisions import (
 MEET = 180.0  # seconds in which all agents must meet to start an attempt
 SLACK = 15.0  # seconds that a meeting waits beyond the time that ending processes may take
 FOREVER = 10 * 365 * 86400.0  # for a node that has finished, while the others are running
-RELAY = 2.0  # seconds in which rank 0's decision arrives
+RELAY = 2.0  # seconds in which the hub's decision arrives
+SILENT = 10.0  # seconds of silence after which a node is lost, once the attempt has failed
+ELECTION = 10.0  # seconds for an election at least; twice ``lost_after`` if that is longer
+ISOLATED = 600.0  # the same for a spare: the run may be undisturbed, and end this spare's isolation
+READY, END, MEETINGS = 1, 2, 3  # topics of the meetings of attempt N: 3 N, 3 N + READY, 3 N + END
+MORE = 64  # attempts beyond those that the plan and the roster allow, when nodes disagree: then the run fails
+
+_NOTHING: Dict[str, Any] = {"rc": None, "signal": None, "stopped": False, "left": [], "step": None}
 
 
 class Supervisor:
@@ -48,6 +59,13 @@ class Supervisor:
         self._link = Link(plan.data, self._control.nudge)
         self._textfile = Textfile(plan, events)
         self._notifier = Notifier(plan)
+        self._roster = rosters.first(plan.data)
+        self._position = plan.rank if plan.data.link is not None else 0
+        self._survives = rosters.survives(plan.data)
+        self._restarted = 0  # attempts that count against ``restarts``
+        self._replaces = False  # the next attempt is no restart
+        self._last_failure: Optional[Dict[str, Any]] = None  # why the last attempt failed
+        self._over: Optional[str] = None  # why this agent must end although others may continue
         events.listener = self._notifier.take
 
     def run(self) -> int:
@@ -73,23 +91,28 @@ class Supervisor:
         while True:
             self._events.attempt = number
             self._control.begin()
-            verdict = self._wait(number) or self._attempt(number)
+            verdict = (self._pause() if number > 1 else None) or self._attempt(number)
             if verdict["state"] != AGAIN:
                 return verdict
-            text = "attempt %d of %d failed: %s" % (number, self._plan.data.attempts, describe_reason(verdict["why"]))
+            if number > self._plan.data.attempts + len(self._roster.names) + MORE:
+                return dict(verdict, state=FAILED)
+            self._replaces = bool(verdict.get("replaces"))
+            self._restarted += not self._replaces
+            of = "" if self._survives else " of %d" % self._plan.data.attempts
+            text = "attempt %d%s failed: %s" % (number, of, describe_reason(verdict["why"]))
             self._events.emit("notice", kind=RESTART, text=text, why=verdict["why"])
             number += 1
 
-    def _wait(self, number: int) -> Optional[Dict[str, Any]]:
-        """Pause before every attempt except the first. Returns a verdict when a stop or a failure comes first."""
-        until = time.monotonic() + (self._plan.data.pause(number - 1) if number > 1 else 0.0)
+    def _pause(self) -> Optional[Dict[str, Any]]:
+        """Pause before a restart. Returns a verdict when a stop or a failure comes first."""
+        until = time.monotonic() + (0.0 if self._replaces else self._plan.data.pause(self._restarted))
         while not self._control.over() and time.monotonic() < until:
             self._control.wait(until - time.monotonic())
-        return self._alone({}) if self._control.over() else None
+        return self._alone({}) if self._control.over() and not self._survives else None
 
     def _attempt(self, number: int) -> Dict[str, Any]:
         """Run one attempt from meeting to meeting. Returns the verdict (see ``decisions.judge``) with ``saved``."""
-        self._state.set(state="meeting", attempt=number)
+        self._state.set(state="meeting", attempt=number, hub=self._link.hub)
         try:
             decision = self._begin(number)
         except (LinkError, CopyError, OSError) as error:
@@ -98,17 +121,51 @@ class Supervisor:
             return self._alone({})
         if decision.get("error"):
             why = {"node": decision["node"], "rank": None, "text": decision["error"]}
-            return {"state": FAILED, "why": why, "step": None, "saved": False}
-        self._events.emit("attempt", checkpoint=decision["checkpoint"], port=decision["port"])
+            return {"state": FAILED, "why": why, "step": None, "saved": False, "replaces": False}
+        if decision.get("skip"):
+            return self._judge(dict(_NOTHING, stopped=self._control.stop is not None))
+        mine = self._position in self._roster.members
         self._state.set(
             checkpoint=decision["checkpoint"],
             port=decision["port"],
             world_size=decision["world_size"],
             step=self._step_at_start(decision),
         )
-        outcome = Attempt(self._plan, decision, self._control, self._events, self._state, self._textfile).run()
+        if not mine:
+            self._state.set(state="spare")
+            return self._judge(dict(_NOTHING, spare=True))
+        plan = self._plan._replace(data=self._plan_of_attempt(decision))
+        outcome = Attempt(plan, decision, self._control, self._events, self._state, self._textfile).run()
         self._link.send("ended", text=describe_outcome(outcome))
         return self._judge(outcome)
+
+    def _plan_of_attempt(self, decision: Dict[str, Any]) -> Any:
+        """The plan with this attempt's ranks, addresses and port."""
+        data = self._plan.data
+        members = rosters.members(self._roster, data, decision["processes"])
+        interface = None
+        if data.needs_interface():
+            from ..probe import interface_to  # noqa: PLC0415 - not every launcher needs it
+
+            interface = interface_to(members.master or data.env.get("MASTER_ADDR") or "127.0.0.1")
+        return data.for_attempt(members, decision["port"], interface)
+
+    def _adopt(self, decision: Dict[str, Any]) -> None:
+        """Adopt the nodes of a decision."""
+        self._roster = roster = rosters.from_decision(self._roster, decision)
+        self._control.members = set(roster.nodes)
+        self._control.first = roster.members[0]
+        reasons = {}
+        for position, why in roster.excluded.items():
+            reasons[position] = "the run continues without %s: %s" % (roster.names[position], why)
+        if self._survives:
+            self._link.exclude(reasons)
+        if self._position == roster.members[0]:
+            for each in decision.get("replaced", ()):
+                about = {"node": each["node"], "rank": each["rank"], "spare": each["by"], "text": each["why"]}
+                self._events.emit("replaced", **about)
+        excluded = {roster.names[position]: why for position, why in sorted(roster.excluded.items())}
+        self._state.set(members=list(roster.nodes), excluded=excluded, hub=self._link.hub)
 
     def _step_at_start(self, decision: Dict[str, Any]) -> Optional[int]:
         """The step that the state shows until the attempt prints one, which it never does if none is left.
@@ -120,6 +177,11 @@ class Supervisor:
         step: Optional[int] = decision.get("step")
         return self._state.fields.get("step") if step is None else step
 
+    def _going(self) -> bool:
+        """Whether a meeting before an attempt may continue."""
+        self._control.take()
+        return not self._control.over()
+
     def _begin(self, number: int) -> Dict[str, Any]:
         """Meet, and copy the files of the checkpoint that this node lacks.
 
@@ -128,32 +190,128 @@ class Supervisor:
         """
         plan = self._plan
         resume = plan.data.resuming or number > 1
+        offer = offer_start(plan, number, resume)
 
-        def going() -> bool:
-            self._control.take()
-            return not self._control.over()
+        def decide(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
+            return decide_start(plan, offers, number, resume, self._roster, self._reasons())
 
-        decision = self._link.meet(
-            offer_start(plan, resume), lambda offers: decide_start(plan, offers, number, resume), MEET, going
-        )
-        check_start(plan, decision)
-        for text in decision.get("refused", ()) if plan.rank == 0 else ():
+        topic = number * MEETINGS
+        decision = self._meet(topic, lambda: offer, decide, MEET, self._going)
+        check_start(plan, decision, self._link.hub)
+        if decision.get("error") or decision.get("skip"):
+            return decision
+        self._adopt(decision)
+        about = {"checkpoint": decision["checkpoint"], "port": decision["port"], "nodes": list(self._roster.nodes)}
+        first = self._position == self._roster.members[0]
+        for text in decision.get("refused", ()) if first else ():
             self._events.emit("notice", text="checkpoint skipped: %s" % text)
         copies, aside = decision.get("copy") or {}, decision.get("aside")
         if aside and plan.output is not None:
-            self._move_aside(plan.output, aside)
-        if copies:
-            mine = [tuple(each) for each in copies.get(str(plan.rank), [])]
-            if mine and plan.output is not None:
-                plan.output.mkdir(parents=True, exist_ok=True)
-                text = "copying %d files of %s" % (len(mine), decision["checkpoint"])
-                self._events.emit("notice", level="info", text=text)
-                self._link.fetch(mine, going)
+            self._move_aside(plan.output, aside, report=first)
+        self._fetch([tuple(each) for each in copies.get(str(self._position), [])], decision["checkpoint"])
         if copies or aside:  # no program may start before all nodes are ready: they may share the folder
-            self._link.meet({}, lambda _: {}, FOREVER, going)
+            ready = self._meet(topic + READY, dict, lambda _: {}, FOREVER, self._going)
+            if ready.get("skip"):
+                return {"skip": True}
+        self._events.emit("attempt", **about)
         return decision
 
-    def _move_aside(self, output: Path, aside: Dict[str, Any]) -> None:
+    def _fetch(self, files: List[Any], checkpoint: Optional[str]) -> None:
+        """Copy files of the checkpoint. In a run that survives the loss of nodes, a failed copy is a failed attempt.
+
+        Raises:
+            CopyError, OSError: a file could not be copied.
+        """
+        output = self._plan.output
+        if not files or output is None:
+            return
+        output.mkdir(parents=True, exist_ok=True)
+        text = "copying %d files of %s" % (len(files), checkpoint)
+        self._events.emit("notice", level="info", text=text)
+        try:
+            self._link.fetch(files, self._going)
+        except CopyError as error:
+            if not self._survives:
+                raise
+            self._control.take()  # the node that has them may be lost
+            self._control.fail(None, str(error))
+
+    def _meet(
+        self,
+        topic: int,
+        offer: Callable[[], Dict[str, Any]],
+        decide: Callable[[Dict[int, Dict[str, Any]]], Dict[str, Any]],
+        patience: float,
+        going: Callable[[], bool],
+    ) -> Dict[str, Any]:
+        """Meet, in a run that survives the loss of nodes also without those that are lost.
+
+        Such a run gets ``{"skip": True}`` when a failure comes first.
+        """
+        if not self._survives:
+            return self._link.meet(offer(), decide, patience, going, topic)
+        tolerance = Tolerance(self._silence, self._roster.enough)
+        for _ in range(2 + len(self._roster.names)):
+            try:
+                return self._link.meet(offer(), decide, patience, going, topic, tolerance)
+            except HubLostError as error:  # noqa: PERF203 - each round has another hub
+                self._elect(str(error))
+            except RefusedLinkError as error:
+                self._over = str(error)
+                raise
+            except LinkError:
+                if self._control.failure is None or self._control.stop is not None or self._control.broken:
+                    raise
+                return {"skip": True}
+        raise LinkError("the agents found no hub that all of them can reach")
+
+    def _elect(self, why: str) -> None:
+        """Find or become another hub.
+
+        Raises:
+            LinkError: there is none.
+        """
+        from ..link.election import Election, order_of  # noqa: PLC0415 - rare
+
+        plan, lost = self._plan, self._link.hub
+        assert plan.data.link is not None
+        names = plan.data.link.nodes
+        if lost != plan.rank and names[lost] in self._roster.nodes:
+            self._control.fail(None, why, names[lost])
+        self._events.emit("notice", level="info", text="%s; the agents choose another hub" % why)
+        order = order_of(len(names), list(self._roster.excluded), lost if lost != plan.rank else -1)
+        seconds = max(ELECTION, 2 * plan.data.link.lost_after)
+        if plan.rank not in self._roster.members and self._control.failure is None:
+            seconds = max(seconds, ISOLATED)
+
+        def alive() -> bool:
+            self._control.take()
+            return self._control.stop is None and not self._control.broken
+
+        try:
+            Election(self._link, plan.rank, order, lost, self._roster.enough, alive).run(seconds)
+        except (HubLostError, RefusedLinkError) as error:
+            self._over = str(error)
+            raise LinkError(str(error)) from error
+        self._control.relinked()
+        self._notifier.stands_in = self._link.is_hub
+        self._state.set(hub=self._link.hub)
+
+    def _silence(self) -> float:
+        """Seconds of silence after which a node is lost."""
+        assert self._plan.data.link is not None
+        lost_after = self._plan.data.link.lost_after
+        return min(SILENT, lost_after) if self._control.failure is not None else lost_after
+
+    def _reasons(self) -> Dict[int, str]:
+        """Why nodes are lost, by position, as far as it is known."""
+        known: Set[str] = set(self._roster.names)
+        why = self._last_failure
+        if why is None or why["node"] not in known:
+            return {}
+        return {self._roster.names.index(why["node"]): str(why["text"])}
+
+    def _move_aside(self, output: Path, aside: Dict[str, Any], *, report: bool) -> None:
         """Move checkpoints that cannot be used, so that the program does not write over them.
 
         Raises:
@@ -165,47 +323,55 @@ class Supervisor:
         if move(output, aside["number"], aside["names"], aside["pointers"]) or kept.is_dir():
             self._state.set(kept=str(kept))
             names = ", ".join(aside["names"][:5]) + (", …" if len(aside["names"]) > 5 else "")
-            if self._plan.rank == 0:
+            if report:
                 self._events.emit("notice", text="moved to %s, so that nothing writes over it: %s" % (kept, names))
 
     def _judge(self, outcome: Dict[str, Any]) -> Dict[str, Any]:
         """Decide the outcome of the attempt with all agents."""
         plan, control = self._plan, self._control
-        more = self._events.attempt < plan.data.attempts
+        more = self._restarted < plan.data.restarts
+        is_spare = bool(outcome.get("spare"))
 
         def decide(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
-            return decide_end(plan, offers, control.failure, more=more)
+            return decide_end(plan, offers, control.failure, more=more, roster=self._roster)
 
         def going() -> bool:
             control.take()
+            if self._survives:
+                return not control.broken and not (is_spare and control.failed_here())
             return not control.broken and not control.lost_nodes()
 
         patience = plan.grace + STUBBORN + SLACK
         if control.stop is not None and control.stop.save:
             patience += plan.data.save_patience
         offer = offer_end(plan, outcome)
+        topic = self._events.attempt * MEETINGS + END
         try:
-            verdict = self._link.meet(offer, decide, patience if control.over() else FOREVER, going)
-            return check_end(plan, verdict)
+            verdict = self._meet(topic, lambda: offer, decide, patience if control.over() else FOREVER, going)
+            verdict = check_end(plan, verdict, self._link.hub)
         except LinkError as error:
             self._settle()
             control.fail(None, str(error))
             return self._alone(offer)
+        self._last_failure = verdict["why"] or control.failure
+        return verdict
 
     def _alone(self, offer: Dict[str, Any]) -> Dict[str, Any]:
         """Decide from what this node knows."""
         stopped = self._control.stop is not None
-        nothing: Dict[str, Any] = {"rc": None, "signal": None, "stopped": stopped, "left": [], "step": None}
-        verdict = judge({0: offer.get("outcome") or nothing}, self._control.failure, more=False)
+        failure = self._control.failure
+        if self._over is not None:
+            failure = {"node": self._plan.node, "rank": None, "text": self._over}
+        verdict = judge({0: offer.get("outcome") or dict(_NOTHING, stopped=stopped)}, failure, more=False)
         # Without rank 0's decision its agent may be lost. Two agents that report a failure are better than none.
         self._notifier.stands_in = self._plan.rank == 1 and verdict["state"] == FAILED
         return dict(verdict, saved=saved_step({0: offer}) if verdict["state"] == STOPPED and offer else None)
 
     def _settle(self) -> None:
-        """Take the messages that came before a meeting failed, and wait a moment for rank 0's reason."""
+        """Take the messages that came before a meeting failed, and wait a moment for the hub's reason."""
         self._control.take()
         until = time.monotonic() + RELAY
-        while self._plan.rank and not self._control.over() and time.monotonic() < until:
+        while not self._link.is_hub and not self._control.over() and time.monotonic() < until:
             self._control.wait(until - time.monotonic())
 
     def _end(self, verdict: Dict[str, Any]) -> int:

@@ -1,0 +1,215 @@
+"""Runs that lose nodes: a spare takes the rank, or the run continues on fewer nodes, decided by the agents alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
+
+from agents import SAVE, alive, eventually, free_port, nodes
+
+# Without a checkpoint it saves one, writes the file ``ready`` and waits; with one it prints its place and finishes.
+TRAINER = (
+    SAVE
+    + """
+import time
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+found = [word for word in sys.argv[1:] if word.startswith("resume=")]
+if not found:
+    save(2, 0)
+    for other in range(1, size):
+        with zipfile.ZipFile("out/checkpoint-2/rng_state_%d.pth" % other, "w") as file:
+            file.writestr("data", "x")
+    open("ready", "w").close()
+    time.sleep(600)
+names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "NODE_RANK", "NNODES")
+about = {name: os.environ[name] for name in names}
+about["words"], about["from"] = sys.argv[1:6], os.path.basename(found[-1])
+pathlib.Path("resumed").write_text(json.dumps(about))
+time.sleep(float(os.environ.get("LONGER", "0")))
+"""
+)
+WORDS = ("{node_rank}", "{nnodes}", "{master}", "{first_rank}", "{world_size}")
+
+
+class SpareRun:
+    """A run on the first nodes, with the others as spares. Each node has its own address and disk."""
+
+    def __init__(self, folder, active, spares, **link):
+        count = active + spares
+        others = [[f"127.0.0.{position + 1}", free_port()] for position in range(1, count)]
+        self.parts, self.shared = nodes(folder, count, others=others, **link)
+        self.active = active
+
+    def start(self, **plan):
+        shared = self.shared | {"nnodes": self.active}
+        for part in self.parts:
+            first = part.rank if part.rank < self.active else 0
+            part.plan(
+                TRAINER,
+                *WORDS,
+                each_rank=True,
+                first_rank=first,
+                resume={"output": "out", "argv": ["resume={checkpoint}"]},
+                none_ok=True,
+                port=23456,
+                **shared,
+                **plan,
+            )
+        started = [subprocess.Popen(part.command("start"), stdout=subprocess.PIPE) for part in self.parts]
+        assert all(json.loads(each.communicate(timeout=60)[0])["started"] for each in started)
+        return self
+
+    def wait_ready(self):
+        for part in self.parts[: self.active]:
+            part.wait_for("ready")
+        for part in self.parts[self.active :]:
+            eventually(lambda part=part: part.state().get("state") == "spare")
+        return self
+
+    def kill(self, *positions):
+        """What a node's loss is to the others: no process of it is left."""
+        for position in positions:
+            state = self.parts[position].state()
+            for key in ("guard", "pid"):
+                os.kill(state[key], signal.SIGKILL)
+        for position in positions:
+            for pid in set(alive(self.parts[position].mark)) & set(alive(self.parts[position].node_mark)):
+                os.kill(pid, signal.SIGKILL)
+
+    def stop(self, *positions, number=signal.SIGSTOP):
+        """Stop the processes of agents: the nodes are silent, as if the network were cut."""
+        for position in positions:
+            state = self.parts[position].state()
+            for key in ("guard", "pid"):
+                os.kill(state[key], number)
+
+    def resumed(self, position):
+        return json.loads(self.parts[position].wait_for("resumed"))
+
+    def ends(self, *positions):
+        return [self.parts[position].wait_end() for position in positions]
+
+    def events(self, position, kind):
+        return [event for event in self.parts[position].events() if event["event"] == kind]
+
+    def close(self):
+        for part in self.parts:
+            state = part.state()
+            for key in ("guard", "pid"):
+                if key in state and state[key] in alive(part.mark):
+                    os.kill(state[key], signal.SIGCONT)
+            part.close()
+
+
+@pytest.fixture
+def spare_run(tmp_path):
+    made = []
+
+    def make(*arguments, **link):
+        made.append(SpareRun(tmp_path, *arguments, **link))
+        return made[-1]
+
+    yield make
+    for run in made:
+        run.close()
+
+
+def place(rank, size, master):
+    """What a program on one node with one rank sees."""
+    return {
+        "RANK": str(rank),
+        "NODE_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "NNODES": str(size),
+        "MASTER_ADDR": master,
+        "words": [str(rank), str(size), master, str(rank), str(size)],
+        "from": "checkpoint-2",
+    }
+
+
+def test_a_spare_takes_the_rank_of_a_lost_node(spare_run):
+    run = spare_run(3, 1).start().wait_ready()
+    run.kill(1)
+    assert [run.resumed(position) for position in (0, 3, 2)] == [place(rank, 3, "127.0.0.1") for rank in range(3)]
+    assert [end["state"] for end in run.ends(0, 2, 3)] == ["finished"] * 3
+    (replaced,) = run.events(0, "replaced")
+    assert (replaced["node"], replaced["spare"], replaced["rank"]) == ("n1", "n3", 1)
+    assert "its agent" in replaced["text"]
+    for position in (0, 2, 3):
+        assert run.events(position, "attempt")[-1]["nodes"] == ["n0", "n3", "n2"]
+        assert run.parts[position].state()["members"] == ["n0", "n3", "n2"]
+        assert list(run.parts[position].state()["excluded"]) == ["n1"]
+    assert not (run.parts[3].folder / "ready").exists()
+
+
+def test_another_agent_becomes_the_hub_if_rank_0_is_lost(spare_run):
+    run = spare_run(3, 1).start().wait_ready()
+    run.kill(0)
+    assert [run.resumed(position) for position in (3, 1, 2)] == [place(rank, 3, "127.0.0.4") for rank in range(3)]
+    assert [end["state"] for end in run.ends(1, 2, 3)] == ["finished"] * 3
+    assert {run.parts[position].state()["hub"] for position in (1, 2, 3)} == {1}
+
+
+def test_two_nodes_are_lost_at_once(spare_run):
+    run = spare_run(3, 2).start().wait_ready()
+    run.kill(0, 1)
+    assert [run.resumed(position) for position in (3, 4, 2)] == [place(rank, 3, "127.0.0.4") for rank in range(3)]
+    assert [end["state"] for end in run.ends(2, 3, 4)] == ["finished"] * 3
+
+
+def test_fewer_nodes_continue_without_a_spare(spare_run):
+    run = spare_run(3, 0).start(min_nodes=2).wait_ready()
+    run.kill(1)
+    assert [run.resumed(position) for position in (0, 2)] == [place(rank, 2, "127.0.0.1") for rank in range(2)]
+    assert [end["state"] for end in run.ends(0, 2)] == ["finished"] * 2
+    assert run.events(0, "replaced")[0]["spare"] is None
+
+
+def test_the_run_ends_if_too_few_nodes_are_left(spare_run):
+    run = spare_run(3, 0).start(min_nodes=3).wait_ready()
+    run.kill(2)
+    for end in run.ends(0, 1):
+        assert (end["state"], end["why"]["node"]) == ("failed", "n2")
+        assert "no spare is left for n2, and the run needs at least 3 nodes" in end["why"]["text"]
+
+
+def test_a_lost_spare_does_not_end_the_run(spare_run):
+    run = spare_run(2, 2).start().wait_ready()
+    run.kill(2)
+    eventually(lambda: any(event["node"] == "n2" for event in run.events(0, "peer")))
+    assert [part.state()["state"] for part in run.parts[:2]] == ["running"] * 2
+    run.kill(1)
+    assert run.resumed(3) == place(1, 2, "127.0.0.1")
+    assert [end["state"] for end in run.ends(0, 3)] == ["finished"] * 2
+
+
+def test_the_smaller_part_of_a_divided_network_ends_and_says_why(spare_run):
+    """The hub and another node are silent; the others continue, and refuse both when they are back."""
+    run = spare_run(3, 2, lost_after=3).start(env={"LONGER": "30"}).wait_ready()
+    run.stop(0, 1)
+    assert run.resumed(2) == place(2, 3, "127.0.0.4")
+    run.stop(0, 1, number=signal.SIGCONT)
+    for end in run.ends(0, 1):
+        assert end["state"] == "failed"
+        assert "the run continues without n" in end["why"]["text"]
+    assert [run.parts[position].state()["state"] for position in (2, 3, 4)] == ["running"] * 3
+    run.parts[3].do("stop")
+    assert [end["state"] for end in run.ends(2, 3, 4)] == ["stopped"] * 3
+
+
+def test_a_part_without_a_majority_does_not_continue(spare_run):
+    run = spare_run(2, 2, lost_after=3).start().wait_ready()
+    run.stop(1, 2, 3)
+    (end,) = run.ends(0)
+    assert end["state"] == "failed"
+    assert "no majority: the run may continue on the others" in end["why"]["text"]
+    assert not (run.parts[0].folder / "resumed").exists()
+    run.kill(1, 2, 3)
