@@ -35,7 +35,9 @@ GIB = 1 << 30
 TICKS = os.sysconf("SC_CLK_TCK")
 GPUS = 8
 ROWS, COLUMNS = 60, 200
-WARM_UP = 15.0  # seconds in which the monitor connects and reads what exists
+WARM_UP = 300.0  # seconds in which the monitor connects and reads what exists
+SETTLED = 5.0  # seconds without a node that starts something
+STARTS = 0.05  # seconds of CPU that a node needs at least for the connection and the start of its program
 
 
 class Node:
@@ -128,7 +130,7 @@ def watch(folder: Path, inventory: Path, seconds: float, box: sandbox.Sandbox) -
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     shown = bytearray()
     try:
-        _drain(terminal, WARM_UP, shown)
+        _warm_up(terminal, shown, box)
         before, on_nodes, began = used(pid), used_by_nodes(box), time.monotonic()
         start = len(shown)
         _drain(terminal, seconds, shown)
@@ -147,6 +149,19 @@ def watch(folder: Path, inventory: Path, seconds: float, box: sandbox.Sandbox) -
     if len(steps) < 2:
         raise SystemExit(f"the screen showed {len(steps)} steps in {seconds:g} s: {bytes(shown[-2000:])!r}")
     return mine, [(after[name] - on_nodes[name]) / span for name in after], span / len(steps)
+
+
+def _warm_up(terminal: int, shown: bytearray, box: sandbox.Sandbox) -> None:
+    """Wait until every node has started its program and needs little."""
+    until, first = time.monotonic() + WARM_UP, used_by_nodes(box)
+    before = first
+    while time.monotonic() < until:
+        _drain(terminal, SETTLED, shown)
+        after = used_by_nodes(box)
+        if all(after[name] - first[name] > STARTS > after[name] - before[name] for name in after):
+            return
+        before = after
+    raise SystemExit(f"some nodes were still starting after {WARM_UP:g} s")
 
 
 def _drain(terminal: int, seconds: float, shown: bytearray) -> None:
