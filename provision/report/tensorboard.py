@@ -109,9 +109,7 @@ def _sampled(fields: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for gpu in _gpus(fields):
         if isinstance(gpu.get("index"), int):
             yield from _scaled(f"gpu{gpu['index']}/", _GPU, gpu)
-    throttles = [each for gpu in _gpus(fields) if isinstance(each := gpu.get("throttle"), list)]
-    for reason in LOWERS if throttles else ():
-        yield f"gpus_slowed_down/{reason}", float(sum(reason in slowing(each) for each in throttles))
+    yield from _slowed(fields)
     total, free = fields.get("memory_total"), fields.get("memory_available")
     if total is not None and free is not None and is_finite(total) and is_finite(free):
         yield "memory_gib", (total - free) / _GIB
@@ -129,6 +127,13 @@ def _sampled(fields: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
 def _gpus(fields: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     gpus = fields.get("gpus")
     return [gpu for gpu in gpus[:_MOST] if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+
+
+def _slowed(fields: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """How many GPUs each reason slows down."""
+    throttles = [each for gpu in _gpus(fields) if isinstance(each := gpu.get("throttle"), list)]
+    for reason in LOWERS if throttles else ():
+        yield f"gpus_slowed_down/{reason}", float(sum(reason in slowing(each) for each in throttles))
 
 
 def _scaled(

@@ -231,7 +231,7 @@ class Watched:
                 self._progress(event)
             return
         found = happening(name, event)
-        if found is None or not (found.kind in {"hang", "warning"} or name == self.run.head.node):
+        if found is None or not (found.kind in {"hang", "warning", "stack"} or name == self.run.head.node):
             return
         before = self._events[-1].kind if self._events else ""
         if before == "checkpoint" and (found.kind, found.text) == ("phase", "training"):
@@ -276,8 +276,9 @@ def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
         case "notice":
             level = "note" if event.get("level") == "info" else "warning"
             return Happening(time, node, level, text)
-        case "straggler":
-            return Happening(time, node, "warning" if event.get("state") == "slow" else "note", text)
+        case "straggler" | "stack":
+            level = "warning" if event.get("state") == "slow" else "note"
+            return Happening(time, node, kind if kind == "stack" else level, text)
         case "peer":
             text = short(f"{event.get('node')}: {event.get('text') or event.get('state')}")
             return Happening(time, node, "note" if event.get("state") in {"ended", "back"} else "warning", text)

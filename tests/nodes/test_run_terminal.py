@@ -1,4 +1,4 @@
-"""Ctrl-C at ``clusterctl train``, on a real terminal and without one; the monitor in tmux; the message about a crash."""
+"""Ctrl-C at ``clusterctl train``, on a real terminal and without one; the monitor in tmux; a crash's message."""
 
 import json
 import os

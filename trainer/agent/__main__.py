@@ -51,6 +51,7 @@ Events, each with ``event``, ``time`` in seconds since the epoch, and ``attempt`
 ``hang`` ``kind rank text stacks``                  see ``hangs.py``
 ``straggler`` ``state rank node kind by text``      the rank that the others wait for; kind: the cause; state: slow or
                                                     over; see ``stragglers.py``
+``stack`` ``rank text stack``                       where the main thread of a straggler on this node was, once
 ``peer`` ``node state text``                        another agent's message, or that it is lost, gone or back
 ``exit`` ``rc signal stopped``                      the attempt ended here; ``rc`` is null and ``signal`` "SIGKILL"
                                                     after a signal; ``error``: why it could not start; ``left``:

@@ -102,10 +102,7 @@ def _values(source: Source) -> Iterator[Tuple[Gauge, Labels, float]]:
     sample = source.sample
     yield ACTIVE, (), int(source.active)
     yield from _read(PLAIN, (), sample)
-    band = read_expected(sample.get("expected"))
-    for gauge in EXPECTED if band else ():
-        for bound, value in zip(("low", "high"), getattr(band, gauge.field) or ()):  # noqa: B905 - Python 3.8
-            yield gauge, (("bound", bound),), value
+    yield from _band(sample.get("expected"))
     for gpu in _bounded(sample.get("gpus") or ()):
         if isinstance(gpu, Mapping) and _valid(gpu.get("index")):
             index = ("gpu", str(gpu["index"]))
@@ -120,6 +117,13 @@ def _values(source: Source) -> Iterator[Tuple[Gauge, Labels, float]]:
         for name, rates in _bounded(_items(sample.get(kind))):
             if isinstance(rates, Mapping):
                 yield from _read((gauge,), ((label, str(name)),), rates)
+
+
+def _band(expected: Any) -> Iterator[Tuple[Gauge, Labels, float]]:
+    band = read_expected(expected)
+    for gauge in EXPECTED if band else ():
+        for bound, value in zip(("low", "high"), getattr(band, gauge.field) or ()):  # noqa: B905 - Python 3.8
+            yield gauge, (("bound", bound),), value
 
 
 def _read(gauges: Iterable[Gauge], labels: Labels, values: Mapping[str, Any]) -> Iterator[Tuple[Gauge, Labels, float]]:
