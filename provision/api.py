@@ -163,6 +163,7 @@ def train(
     name: str | None = None,
     restarts: int = 0,
     notify: str | None = None,
+    expected: str | None = None,
     detach: bool = False,
     exclude_bad: bool = False,
     force: bool = False,
@@ -192,6 +193,8 @@ def train(
         restarts: how often a failed run is restarted from its newest checkpoint.
         notify: a shell command that a node runs when something happens to the run, see docs/runs.md; None: the
             inventory's; empty: none.
+        expected: what the run is judged by: an earlier run, ``LOW-HIGH`` seconds per step or ``none``; None: the plan's
+            estimate.
         detach: return when the run has started on every node.
         exclude_bad: continue without nodes that cannot take part.
         force: continue although a check predicts a failure.
@@ -231,6 +234,7 @@ def train(
         gate=GateOptions(exclude_bad=exclude_bad, force=force, asked=wanted),
         following=Following(detach),
         notify=read_notify(notify, "notify"),
+        expected=expected,
     )
     typed = _typed("train", cluster, words, nodes=wanted, limit=limit, exclude=exclude)
     with _session(cluster, typed, limit, exclude, count=wanted, on_event=on_event) as session:

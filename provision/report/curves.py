@@ -75,7 +75,9 @@ def node_curves(node: NodeData) -> dict[str, Any]:
     columns: dict[str, list[float | None]] = {}
     for place, sample in enumerate(node.samples):
         for name, value in sample.values.items():
-            columns.setdefault(name, [None] * len(node.samples))[place] = value
+            if name not in columns:
+                columns[name] = [None] * len(node.samples)
+            columns[name][place] = value
     busy = [name for name, values in columns.items() if name.startswith(PORT) and any(values)]
     shown = busy if len(busy) > 1 else []  # one alone has the curve of the sum
     hidden = {name for name in columns if name.startswith(PORT)}.difference(shown)

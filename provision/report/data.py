@@ -307,7 +307,7 @@ def _described(event: Event) -> tuple[str, str, str]:
             return kind, str(get("phase") or ""), ""
         case "notice":
             return kind, str(get("text") or ""), "" if get("level") == "info" else "note"
-        case "straggler":
+        case "straggler" | "stack":
             return kind, str(get("text") or ""), "note" if get("state") == "slow" else ""
         case "hang":
             return kind, str(get("text") or get("kind") or ""), "bad"

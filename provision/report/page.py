@@ -337,7 +337,8 @@ def _attempts(run: RunData) -> str:
 
 def _slowest(run: RunData) -> str:
     """What the agents recorded about a rank that the others wait for."""
-    found = [event for node in run.nodes for event in node.events if event.get("event") == "straggler"]
+    kinds = {"straggler", "stack"}
+    found = [{"node": node.name, **event} for node in run.nodes for event in node.events if event.get("event") in kinds]
     found.sort(key=lambda event: event.get("time") or 0.0)
     rows = [
         (

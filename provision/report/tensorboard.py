@@ -15,6 +15,7 @@ from itertools import accumulate, islice, pairwise
 from typing import Any, NamedTuple
 
 from provision.report.data import RunData, Sample, is_finite, row_times
+from trainer.agent.contract.throttle import LOWERS, slowing
 from trainer.reader import Row
 
 VERSION = "brain.Event:2"
@@ -105,10 +106,10 @@ def _samples(node: str, samples: Iterable[Sample], times: Sequence[float], steps
 
 def _sampled(fields: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """The values of a sample (``trainer/agent/metrics.py``), by the end of their tags."""
-    gpus = fields.get("gpus")
-    for gpu in gpus[:_MOST] if isinstance(gpus, list) else ():
-        if isinstance(gpu, dict) and isinstance(gpu.get("index"), int):
+    for gpu in _gpus(fields):
+        if isinstance(gpu.get("index"), int):
             yield from _scaled(f"gpu{gpu['index']}/", _GPU, gpu)
+    yield from _slowed(fields)
     total, free = fields.get("memory_total"), fields.get("memory_available")
     if total is not None and free is not None and is_finite(total) and is_finite(free):
         yield "memory_gib", (total - free) / _GIB
@@ -121,6 +122,18 @@ def _sampled(fields: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             for way in ("in", "out"):
                 if isinstance(rates, dict) and is_finite(rates.get(way)):
                     yield f"{kind}/{name}/{way}_mb_per_second", rates[way] / _MB
+
+
+def _gpus(fields: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    gpus = fields.get("gpus")
+    return [gpu for gpu in gpus[:_MOST] if isinstance(gpu, dict)] if isinstance(gpus, list) else []
+
+
+def _slowed(fields: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """How many GPUs each reason slows down."""
+    throttles = [each for gpu in _gpus(fields) if isinstance(each := gpu.get("throttle"), list)]
+    for reason in LOWERS if throttles else ():
+        yield f"gpus_slowed_down/{reason}", float(sum(reason in slowing(each) for each in throttles))
 
 
 def _scaled(

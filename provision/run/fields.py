@@ -122,6 +122,7 @@ _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("stopped", "resumable", "port_free", "started"), _flag),
     "saved": _flag,
     "by": _number,
+    "stack": _text,
     "straggler": _or_null(_text),
     "why": _or_null(_why),
     **dict.fromkeys(("left", "gpu"), _pids),

@@ -18,6 +18,7 @@ from trainer.agent.contract.expected import read as read_expected
 LIVE = ("starting", "meeting", "spare", "running", "ending")
 ENDED = ("finished", "failed", "stopped")
 LOST = "lost"  # its agent died without writing an end
+BEFORE = ("starting", "loading", "tokenizing")  # the phases before the first step, see trainer/agent/silence.py
 UNKNOWN = "unknown"  # its node does not answer; nodes that share the folder reported it
 
 _UID = re.compile(r"[0-9]{1,10}")
@@ -112,6 +113,19 @@ class Run:
     def reporter(self) -> Part:
         """The part with the run's step and loss: of the lowest rank with a loss, else the head."""
         return next((part for part in self.parts if part.number("loss") is not None), self.head)
+
+    def current(self, part: Part) -> Part:
+        """A part with the phase and the step to show.
+
+        Ranks whose log shows no progress leave their node in the phase before the first step, with the step of the
+        checkpoint. Ranks advance together, so such a node has the reporter's phase and step.
+        """
+        reporter = self.reporter
+        phase = reporter.fields.get("phase")
+        both = part.state == reporter.state == "running" and part.number("attempt") == reporter.number("attempt")
+        if not both or part.fields.get("phase") not in BEFORE or phase in (*BEFORE, None):
+            return part
+        return replace(part, fields={**part.fields, "phase": phase, "step": reporter.fields.get("step")})
 
     @property
     def nodes(self) -> tuple[str, ...]:

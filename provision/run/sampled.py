@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -101,10 +102,15 @@ def traffic(sample: Mapping[str, Any]) -> tuple[Traffic, ...]:
     kinds = (sample.get(key) for key in ("network", "infiniband"))
     rates = [pair for kind in kinds if isinstance(kind, Mapping) for pair in islice(kind.items(), PORTS)]
     return tuple(
-        Traffic(short(port), finite(rate.get("in")), finite(rate.get("out")))
+        Traffic(_port(port), finite(rate.get("in")), finite(rate.get("out")))
         for port, rate in rates
         if isinstance(rate, Mapping)
     )
+
+
+@lru_cache(maxsize=1024)  # the same few names are in every sample
+def _port(name: str) -> str:
+    return short(name)
 
 
 def finite(value: Any) -> float | None:

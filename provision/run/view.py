@@ -23,7 +23,8 @@ POINTS = 8192  # of the curve; when they are full, every second one of the older
 EVENTS = 500
 LINES = 2000  # log lines of all nodes
 SAMPLES = 30  # of a node: the pace of the run is measured over them
-_ENDS = re.compile(r"^ends ([0-9]{1,18}) ([0-9]{1,18}) ([0-9]{1,18})$", re.MULTILINE)
+_ENDS = re.compile(r"([0-9]{1,18}) ([0-9]{1,18})")
+_PROGRESS = '"event": "progress"'
 _STAMP = re.compile(r"T(\d\d:\d\d:\d\d)")
 
 
@@ -125,7 +126,6 @@ class _Known:
     part: Part
     samples: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     offsets: Offsets = Offsets()
-    rest: str = ""  # a log line whose end has not been written yet
     time: str = ""  # of its last log line
     silent: str = ""
 
@@ -151,38 +151,36 @@ class Watched:
         """Record that a node does not answer."""
         self._nodes[name].silent = short(reason.partition("\n")[0])
 
-    def take(self, name: str, out: str) -> None:
-        """Take a node's answer: the output of ``watch.sh.j2``. Skips unknown lines."""
+    def take(self, name: str, lines: Sequence[str]) -> None:
+        """Take a node's answer, the lines of one look of ``trainer/agent/watch.py``. Skips unknown lines."""
         known = self._nodes[name]
         known.silent = ""
-        head, _, log = out.partition("\nlog\n")
-        head, _, events = head.partition("\nevents\n")
-        state, _, samples = head.partition("\nsamples\n")
-        listed = "\n".join([state, *(f"sample {line}" for line in samples.splitlines())])
-        for part in parse_runs(name, listed, self._names).parts:
-            if part.run == self.run.id and part.node == name:
-                known.part = part
-                newest = known.samples[-1].get("time") if known.samples else None
-                known.samples.extend(one for one in part.samples if _newer(one.get("time"), newest))
-        for line in events.splitlines():
-            if (event := fields.read(line)) is not None:
-                self._happened(name, event)
-        ends = _ENDS.search(events or head)
-        if ends is None:
-            return
-        first, last = int(ends[2]), int(ends[3])
-        if first != known.offsets.log:  # bytes were skipped: the first line is a part of one
-            known.rest = ""
-            log = log.partition("\n")[2] if first else log
-        *lines, known.rest = (known.rest + log).split("\n")
-        known.rest = known.rest[-fields.TEXT :]
-        known.offsets = Offsets(int(ends[1]), last)
-        for line in lines[-LINES:]:
-            found = entry(name, line)
-            if found.rank is not None and len(self._ranks) < fields.RANKS:
-                self._ranks.add(found.rank)
-            known.time = max(known.time, found.time)  # a line without a time stays behind the line before it
-            self._lines.append(replace(found, time=known.time, text=short(found.text)))
+        part: list[str] = []
+        for line in lines:
+            word, _, rest = line.partition(" ")
+            match word:
+                case "boot" | "part" | "state" | "stat":
+                    part.append(line)
+                case "sample":
+                    newest = known.samples[-1].get("time") if known.samples else None
+                    if (sample := fields.read(rest)) is not None and _newer(sample.get("time"), newest):
+                        known.samples.append(sample)
+                case "event":
+                    if (name == self.reporter or _PROGRESS not in rest) and (event := fields.read(rest)) is not None:
+                        self._happened(name, event)
+                case "log":
+                    self._logged(known, entry(name, rest))
+                case "tick" if ends := _ENDS.fullmatch(rest):
+                    known.offsets = Offsets(int(ends[1]), int(ends[2]))
+        if part:
+            parts = parse_runs(name, "\n".join(part), self._names).parts
+            known.part = next((each for each in parts if (each.run, each.node) == (self.run.id, name)), known.part)
+
+    def _logged(self, known: _Known, found: Entry) -> None:
+        if found.rank is not None and len(self._ranks) < fields.RANKS:
+            self._ranks.add(found.rank)
+        known.time = max(known.time, found.time)  # a line without a time stays behind the line before it
+        self._lines.append(replace(found, time=known.time, text=short(found.text)))
 
     def view(self, now: float) -> View:
         """The run as it is known now."""
@@ -198,7 +196,7 @@ class Watched:
             run=short(run.id),
             now=now,
             state=run.state,
-            phase=short(str(head.fields.get("phase") or "")),
+            phase=short(str(run.current(head).fields.get("phase") or "")),
             step=step,
             total=total,
             loss=_last(self._points, "loss") if last else reporter.number("loss"),
@@ -214,7 +212,7 @@ class Watched:
             why=_why(run),
             slow=short(run.slow),
             expected=run.expected,
-            nodes=tuple(_node(known, now) for known in self._all()),
+            nodes=tuple(_node(known, run.current(known.part), now) for known in self._all()),
             points=tuple(self._points),
             events=tuple(sorted(self._events, key=lambda event: event.time)),
             lines=tuple(sorted(self._lines, key=lambda line: line.time)),
@@ -234,7 +232,7 @@ class Watched:
                 self._progress(event)
             return
         found = happening(name, event)
-        if found is None or not (found.kind in {"hang", "warning"} or name == self.run.head.node):
+        if found is None or not (found.kind in {"hang", "warning", "stack"} or name == self.run.head.node):
             return
         before = self._events[-1].kind if self._events else ""
         if before == "checkpoint" and (found.kind, found.text) == ("phase", "training"):
@@ -276,10 +274,12 @@ def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
         case "phase":
             phase = short(str(event.get("phase") or ""))
             return Happening(time, node, "checkpoint" if "sav" in phase or "checkpoint" in phase else "phase", phase)
-        case "notice" | "straggler" | "replaced":
-            calm = event.get("level") == "info" or (kind == "straggler" and event.get("state") != "slow")
-            text = short(replacement(event)) if kind == "replaced" else text
-            return Happening(time, node, "note" if calm else "warning", text)
+        case "notice" | "replaced":
+            level = "note" if event.get("level") == "info" else "warning"
+            return Happening(time, node, level, short(replacement(event)) if kind == "replaced" else text)
+        case "straggler" | "stack":
+            level = "warning" if event.get("state") == "slow" else "note"
+            return Happening(time, node, kind if kind == "stack" else level, text)
         case "peer":
             text = short(f"{event.get('node')}: {event.get('text') or event.get('state')}")
             return Happening(time, node, "note" if event.get("state") in {"ended", "back"} else "warning", text)
@@ -310,8 +310,8 @@ def time_of(line: Entry) -> str:
     return match[1] if match else ""
 
 
-def _node(known: _Known, now: float) -> NodeView:
-    part, sample = known.part, known.samples[-1] if known.samples else {}
+def _node(known: _Known, part: Part, now: float) -> NodeView:
+    sample = known.samples[-1] if known.samples else {}
     time = finite(sample.get("time"))
     return replace(
         node_view(part.node, sample),

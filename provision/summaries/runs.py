@@ -42,7 +42,8 @@ def run_data(run: Run, now: float) -> dict[str, Any]:
         "missing_nodes": run.missing,
         "owner": run.owner,
         **{key: run.reporter.fields.get(key) for key in ("step", "total", "loss")},
-        **{key: head.fields.get(key) for key in ("phase", "attempt", "attempts")},
+        "phase": run.current(head).fields.get("phase"),
+        **{key: head.fields.get(key) for key in ("attempt", "attempts")},
         **{key: head.fields.get(key) for key in ("checkpoint", "port", "world_size", "why", "began", "pattern")},
         "straggler": head.fields.get("straggler") if run.live else None,
         **{key: head.fields.get(key) for key in ("expected", "measured")},
@@ -111,7 +112,7 @@ def run_output(result: RunStatus, now: float) -> Summary:
         about.append(f"  {why}")
     rows = [["NODE", "RANK", "STATE", "PHASE", "STEP", "GPUS", "BUSY", "GPU MEMORY", "MEMORY", "TRAFFIC"]]
     total = next((total for part in run.parts if (total := part.number("total"))), None)  # only rank 0 may know it
-    rows += [_part_row(part, total) for part in run.parts]
+    rows += [_part_row(run.current(part), total) for part in run.parts]
     lines = [*about, *_table(rows)]
     lines += [f"{names}: no answer: {why}" for why, names in fold_equal(result.unreachable).items()]
     lines.append(_next(run))
@@ -171,7 +172,7 @@ def _part_data(part: Part) -> dict[str, Any]:
 
 
 def _state(run: Run) -> str:
-    phase = run.head.fields.get("phase")
+    phase = run.current(run.head).fields.get("phase")
     return f"{run.state}, {phase}" if run.live and phase and phase != run.state else run.state
 
 

@@ -115,6 +115,7 @@ CHINESE: Mapping[str, str] = {
     "hang": "挂起",
     "warning": "警告",
     "phase": "阶段",
+    "stack": "调用栈",
     "note": "提示",
     "end": "结束",
     "attempt {} from {}": "第 {} 次尝试,从 {} 开始",

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """scripts/bench monitor: the CPU that ``clusterctl monitor --every 1`` uses, here and on the nodes it watches.
 
-Sandbox nodes have the files of a run with 8 GPUs each, as agents write them: every second a log line of each rank, a
-step on rank 0's node, and a sample, which agents take only every 10 s. The monitor runs in a terminal of 200 x 60 and
-talks to all nodes over ssh. The figures are its own CPU time, and that of all processes of a node together, as shares
-of one core. Needs root.
+Sandbox nodes with this machine's Python have the files of a run with 8 GPUs each, as agents write them: every second a
+log line of each rank, a step on rank 0's node, and a sample, which agents take only every 10 s. The monitor runs in a
+terminal of 200 x 60 and talks to all nodes over ssh. The figures are its own CPU time, and that of all processes of a
+node together, as shares of one core. Needs root.
 """
 
 import argparse
@@ -35,7 +35,9 @@ GIB = 1 << 30
 TICKS = os.sysconf("SC_CLK_TCK")
 GPUS = 8
 ROWS, COLUMNS = 60, 200
-WARM_UP = 15.0  # seconds in which the monitor connects and reads what exists
+WARM_UP = 300.0  # seconds in which the monitor connects and reads what exists
+SETTLED = 5.0  # seconds without a node that starts something
+STARTS = 0.05  # seconds of CPU that a node needs at least for the connection and the start of its program
 
 
 class Node:
@@ -87,13 +89,20 @@ def feed(nodes: Sequence[Node]) -> None:
         time.sleep(max(0.0, 1.0 - (time.monotonic() - began)))
 
 
-def used(pid: int, *, children: bool = False) -> float:
-    """Seconds of CPU of a process, and of its children that have ended."""
+def used(pid: int) -> float:
+    """Seconds of CPU of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / TICKS
+
+
+def used_exactly(process: Path) -> float:
+    """Seconds of CPU of a process's threads and its ended children: a tick is too long for small shares."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = sum(map(int, (process / "stat").read_text().rpartition(")")[2].split()[13:15])) / TICKS
+        threads = [(task / "schedstat").read_text().split()[0] for task in (process / "task").iterdir()]
     except OSError:
         return 0.0
-    return sum(map(int, fields[11 : 15 if children else 13])) / TICKS
+    return children + sum(map(int, threads)) / 1e9
 
 
 def used_by_nodes(box: sandbox.Sandbox) -> dict[str, float]:
@@ -106,7 +115,7 @@ def used_by_nodes(box: sandbox.Sandbox) -> dict[str, float]:
         except OSError:
             continue
         if name:
-            found[name] += used(int(process.name), children=True)
+            found[name] += used_exactly(process)
     return found
 
 
@@ -121,7 +130,7 @@ def watch(folder: Path, inventory: Path, seconds: float, box: sandbox.Sandbox) -
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     shown = bytearray()
     try:
-        _drain(terminal, WARM_UP, shown)
+        _warm_up(terminal, shown, box)
         before, on_nodes, began = used(pid), used_by_nodes(box), time.monotonic()
         start = len(shown)
         _drain(terminal, seconds, shown)
@@ -137,7 +146,22 @@ def watch(folder: Path, inventory: Path, seconds: float, box: sandbox.Sandbox) -
     missing = [node.name for node in box.nodes if node.name.encode() not in shown]
     if missing:
         raise SystemExit(f"the screen did not show {len(missing)} nodes: {bytes(shown[-2000:])!r}")
-    return mine, [(after[name] - on_nodes[name]) / span for name in after], span / max(1, len(steps))
+    if len(steps) < 2:
+        raise SystemExit(f"the screen showed {len(steps)} steps in {seconds:g} s: {bytes(shown[-2000:])!r}")
+    return mine, [(after[name] - on_nodes[name]) / span for name in after], span / len(steps)
+
+
+def _warm_up(terminal: int, shown: bytearray, box: sandbox.Sandbox) -> None:
+    """Wait until every node has started its program and needs little."""
+    until, first = time.monotonic() + WARM_UP, used_by_nodes(box)
+    before = first
+    while time.monotonic() < until:
+        _drain(terminal, SETTLED, shown)
+        after = used_by_nodes(box)
+        if all(after[name] - first[name] > STARTS > after[name] - before[name] for name in after):
+            return
+        before = after
+    raise SystemExit(f"some nodes were still starting after {WARM_UP:g} s")
 
 
 def _drain(terminal: int, seconds: float, shown: bytearray) -> None:
@@ -158,7 +182,9 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        options = sandbox.Options(nodes=given.nodes, name=f"bench-m-{os.getpid()}", directory=folder / "box")
+        options = sandbox.Options(
+            nodes=given.nodes, rootfs="host", name=f"bench-m-{os.getpid()}", directory=folder / "box"
+        )
         with sandbox.up(options) as box:
             root = Path(load(box.inventory).root)
             nodes = [Node(box, root, node.name, rank, given.nodes) for rank, node in enumerate(box.nodes)]

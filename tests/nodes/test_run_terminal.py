@@ -1,11 +1,14 @@
-"""Ctrl-C at ``clusterctl train``, on a real terminal and without one; and the message about a crash."""
+"""Ctrl-C at ``clusterctl train``, on a real terminal and without one; the monitor in tmux; a crash's message."""
 
 import json
 import os
 import pty
 import re
 import select
+import shlex
+import shutil
 import signal
+import subprocess
 import time
 
 import command
@@ -52,6 +55,64 @@ class Terminal:
             return os.read(self.fd, 65536).decode(errors="replace")
         except OSError:  # EIO: the other side has closed the terminal
             return ""
+
+
+class Tmux:
+    """A command in tmux, in a window of 80 x 24."""
+
+    def __init__(self, folder, name, *argv):
+        self.name, self.activity = name, folder / f"{name}.activity"
+        os.mkfifo(self.activity)
+        self.fd = os.open(self.activity, os.O_RDWR)
+        shell = f"cd {shlex.quote(str(folder))} && {shlex.join(map(str, argv))}; echo exit code $?; read -r _"
+        self.tell("-f", "/dev/null", "new-session", "-d", "-x", "80", "-y", "24", shell)
+        self.tell("pipe-pane", f"cat >{shlex.quote(str(self.activity))}")
+
+    def tell(self, *words):
+        argv = ["tmux", "-u", "-L", self.name, *words]
+        return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=20).stdout
+
+    def until(self, pattern, seconds=90):
+        """The screen, once it matches."""
+        end = time.monotonic() + seconds
+        while not re.search(pattern, screen := self.tell("capture-pane", "-p")):
+            assert time.monotonic() < end, f"nothing like {pattern!r}:\n{screen}"
+            if select.select([self.fd], [], [], 1.0)[0]:
+                os.read(self.fd, 65536)
+        return screen
+
+    def press(self, *keys):
+        self.tell("send-keys", *keys)
+
+    def close(self):
+        subprocess.run(["tmux", "-L", self.name, "kill-server"], capture_output=True, check=False, timeout=20)
+        os.close(self.fd)
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is missing: scripts/setup installs it")
+def test_the_monitor_in_tmux_shows_that_a_killed_rank_was_restarted(plain_nodes):
+    run = plain_nodes.detached("--restarts", "1", *LONG, "--save-every", "10")
+    screen = Tmux(plain_nodes.folder, f"monitor-{os.getpid()}", command.CLUSTERCTL, "monitor", run, "--every", "0.5")
+    try:
+        screen.until(r"step [0-9]{2,}/100000")
+        screen.press("e")
+        screen.until(r"attempt 1 from the start")
+        plain_nodes.kill("node02", plain_nodes.rank("node02", run))
+        screen.until(r"attempt 2 from \S*checkpoint-[0-9]+0")
+        shown = screen.until(r"node02 +1 +running +training")
+        assert f"{run}  running, training  2 nodes" in shown
+        screen.press("q")
+        screen.until(r"exit code 0")
+    finally:
+        screen.close()
+        plain_nodes.run("stop", run)
+    assert plain_nodes.marked(run=run) == []
+    assert (
+        plain_nodes.box.enter(
+            "node02", ["sh", "-c", "grep -lz agent.__main_[_] /proc/[0-9]*/cmdline 2>/dev/null"]
+        ).stdout
+        == ""
+    )
 
 
 def test_ctrl_c_at_a_terminal_asks_and_detaches(plain_nodes):

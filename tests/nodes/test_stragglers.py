@@ -1,6 +1,9 @@
 """A rank that delays the others is named on real nodes, over gloo, while its data loader sleeps."""
 
+import json
+
 import pytest
+from training import RUNS
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(300)]
 
@@ -21,6 +24,10 @@ def test_sleeping_data_loader_is_named_until_it_is_over(training_nodes):
         assert "the others wait for rank 1 on node02" in shown.stdout, shown.stdout
         training_nodes.on("node02", "rm", FAULT)
         run.until(r"rank 1 on node02 no longer delays the others")
+        events = f"{RUNS}/{name}/logs/node1/events.jsonl"
+        stack = json.loads(training_nodes.on("node02", "grep", '"event": "stack"', events).splitlines()[0])
+        assert stack["text"].startswith("rank 1 was in ")
+        assert stack["text"] in training_nodes.run("diagnose", name, "--json").stdout
     finally:
         training_nodes.run("stop", training_nodes.last_run().name)
         run.end()

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import os
+import queue
 import shutil
 import signal
 import subprocess
@@ -23,8 +24,9 @@ from provision.errors import UsageError
 from provision.model import Inventory, Result
 from provision.output_text import Line
 from provision.run.found import merge_runs, parse_runs
-from provision.run.view import POINTS, Watched, folded
+from provision.run.view import POINTS, Offsets, Watched, folded
 from provision.session import Session
+from provision.ssh.local import LocalRemote
 from provision.ssh.wire import NodeUnreachable
 from provision.summaries.monitor import (
     event_lines,
@@ -36,11 +38,17 @@ from provision.summaries.monitor import (
     ranks_of,
 )
 from provision.summaries.monitor_plots import loss_plot, speed_plot, speed_title
+from provision.summaries.runs import run_output
+from provision.tasks import watch
+from provision.tasks.runs import RunStatus
 from provision.tasks.save import Saved, save_run
-from provision.tasks.watch import Watch, watch_script
+from provision.tasks.watch import Watch
+from trainer.agent.watch import Place, Watcher
 
 RECORDED = Path(__file__).parent / "recorded_runs"
 RUN = "20261123-010653-sft-1a2b"
+START = Offsets()
+FILES = ("events.jsonl", "run.log")
 
 
 class Node:
@@ -66,24 +74,21 @@ class Node:
         with (self.folder / file).open("a") as opened:
             opened.writelines(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
 
-    def answer(self, watched=None, shell=("sh",)):
-        offsets = watched.offsets(self.name) if watched else None
-        script = watch_script(
-            str(self.root), self.logs, events=offsets.events if offsets else 0, log=offsets.log if offsets else -1,
-            samples=30, progress=watched is None or watched.reporter == self.name,
-        )  # fmt: skip
-        return subprocess.run([*shell, "-c", script], capture_output=True, text=True, check=True, timeout=20).stdout
+    def answer(self, offsets=START):
+        """The lines of one look from these bytes on, by the program that runs on nodes."""
+        place = Place(str(self.root / "runs"), self.logs, offsets.events, offsets.log)
+        return Watcher(place).look().decode("utf-8", "surrogateescape").removesuffix("\n").split("\n")
 
 
 def begin(nodes):
     names = [node.name for node in nodes]
-    runs = merge_runs(parse_runs(node.name, node.answer().partition("\nlog\n")[0], names) for node in nodes)
+    runs = merge_runs(parse_runs(node.name, "\n".join(node.answer()), names) for node in nodes)
     return Watched(runs[RUN], names)
 
 
 def refresh(watched, *nodes):
     for node in nodes:
-        watched.take(node.name, node.answer(watched))
+        watched.take(node.name, node.answer(watched.offsets(node.name)))
 
 
 @pytest.fixture
@@ -132,19 +137,37 @@ def test_a_refresh_reads_only_what_is_new(recorded):
     assert after.lr == 1e-4
 
 
-@pytest.mark.parametrize("shell", [("dash",), ("bash", "--posix"), ("busybox", "sh")], ids=lambda words: words[0])
-def test_every_shell_gives_the_same_answer(recorded, shell):
-    if not shutil.which(shell[0]):
-        pytest.skip(f"{shell[0]} is not installed")
+def test_a_look_has_only_what_has_changed(recorded):
     head = recorded[0]
-    answers = [head.answer(shell=one) for one in (shell, ("sh",))]
-    first, second = ([line for line in answer.split("\n") if not line.startswith("stat ")] for answer in answers)
-    assert first == second  # but for this process's own times
-    (head.folder / "events.jsonl").unlink()
-    (head.folder / "run.log").unlink()
-    assert "\nends 0 0 0\nlog\n" in head.answer(shell=shell)
-    (head.folder / "state.json").unlink()
-    assert head.answer(shell=shell).endswith("ends 0 0 0\nlog\n")
+    watcher = Watcher(Place(str(head.root / "runs"), head.logs))
+    words = [line.partition(b" ")[0] for line in watcher.look().splitlines()]
+    assert {b"boot", b"part", b"state", b"stat", b"sample", b"event", b"log", b"tick"} == set(words)
+    (last,) = watcher.look().splitlines()
+    assert last.split() == [b"tick", *(str((head.folder / name).stat().st_size).encode() for name in FILES)]
+    head.add("events.jsonl", {"event": "log", "line": "x"}, {"event": "phase", "phase": "saving"})
+    event, tick = watcher.look().splitlines()
+    assert b'"saving"' in event
+    assert tick != last
+    (head.folder / "state.json").write_text(json.dumps({**head.state, "phase": "saving"}))
+    assert [line.partition(b" ")[0] for line in watcher.look().splitlines()] == [
+        b"boot", b"part", b"state", b"stat", b"tick"
+    ]  # fmt: skip
+    for name in (*FILES, "state.json", "metrics.jsonl"):
+        (head.folder / name).unlink()
+    assert watcher.look() == b"tick 0 0\n"
+
+
+def test_an_agent_that_dies_without_writing_is_noticed(recorded):
+    head = recorded[0]
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as agent:
+        start = Path(f"/proc/{agent.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        (head.folder / "state.json").write_text(json.dumps({**head.state, "pid": agent.pid, "start": start}))
+        watched = begin(recorded)
+        watcher = Watcher(Place(str(head.root / "runs"), head.logs))
+        watched.take(head.name, watcher.look().decode().splitlines())
+        assert watched.view(0).nodes[0].state == "running"
+    watched.take(head.name, watcher.look().decode().splitlines())
+    assert watched.view(0).nodes[0].state == "lost"
 
 
 def test_a_log_that_was_replaced_is_read_from_its_start(recorded):
@@ -171,9 +194,9 @@ def test_a_long_log_is_read_from_near_its_end(recorded):
     head = recorded[0]
     head.add("run.log", *(f"2026-11-23T02:00:00.000Z [0] line {number} {'.' * 200}" for number in range(5000)))
     watched = begin(recorded)
-    out = head.answer()
-    assert len(out) < 2_000_000
-    watched.take(head.name, out)
+    lines = head.answer()
+    assert sum(map(len, lines)) < 2_000_000
+    watched.take(head.name, lines)
     assert watched.view(0).lines[-1].text.startswith("line 4999 ")
     assert all(line.text.startswith("line ") for line in watched.view(0).lines)
 
@@ -204,13 +227,13 @@ def test_texts_from_nodes_are_escaped_and_bounded(recorded):
 
 
 @pytest.mark.parametrize(
-    "out", ["", "\n", "log", "ends 1 2 3\nlog", "ends 9 9 9\nlog\n", "part x y\nstate {}\nsample {"]
+    "out", ["", "\n", "log", "tick 1", "tick x y\nlog", "part x y\nstate {}\nsample {", "part x/logs/node0 -\nstate {}"]
 )
 def test_an_unexpected_answer_changes_nothing(recorded, out):
     watched = begin(recorded)
     refresh(watched, *recorded)
     before = watched.view(0)
-    watched.take("gpunode0", out)
+    watched.take("gpunode0", out.split("\n"))
     assert watched.view(0).nodes == before.nodes
 
 
@@ -284,6 +307,28 @@ def test_a_save_is_one_event(recorded):
     assert kinds == [("phase", "evaluating"), ("phase", "training"), *[("checkpoint", "saving")] * 2]
 
 
+def test_a_node_whose_ranks_print_no_step_has_the_phase_and_step_of_the_run(recorded):
+    quiet = recorded[1]
+    quiet.state |= {"phase": "starting", "step": 12}
+
+    def shown(**changes):
+        (quiet.folder / "state.json").write_text(json.dumps({**quiet.state, **changes}))
+        watched = begin(recorded)
+        refresh(watched, *recorded)
+        node = watched.view(0).nodes[1]
+        row = run_output(RunStatus(watched.run, {}), 0.0)[1].split("gpunode1")[-1].split()
+        assert row[:3] == ["1", node.state, node.phase]
+        return node.phase, node.step
+
+    assert shown() == ("training", 40)
+    assert shown(phase="loading", step=None) == ("training", 40)
+    assert shown(phase="saving") == ("saving", 12)
+    assert shown(attempt=2) == ("starting", 12)  # rank 0's steps are those of the attempt before
+    recorded[0].state["phase"] = "loading"
+    (recorded[0].folder / "state.json").write_text(json.dumps(recorded[0].state))
+    assert shown() == ("starting", 12)
+
+
 def test_a_run_without_samples_or_steps_is_shown(tmp_path):
     node = Node(tmp_path, "gpu01", 0, 1)
     watched = begin([node])
@@ -328,7 +373,7 @@ def many(tmp_path, nodes=64, gpus=8):
     ]
     source = Node(tmp_path, "gpu001", 0, nodes, RECORDED / "healthy_gpu_zero2" / "gpunode0")
     source.add("metrics.jsonl", {"time": 1795396099.0, "gpus": samples, "rss": 1 << 34, "step": 40})
-    out = source.answer()
+    out = "\n".join(source.answer())
     names = [f"gpu{number:03}" for number in range(1, nodes + 1)]
     outs = {
         name: out.replace('"gpu001"', f'"{name}"')
@@ -336,10 +381,10 @@ def many(tmp_path, nodes=64, gpus=8):
         .replace('"node_rank": 0', f'"node_rank": {rank}')
         for rank, name in enumerate(names)
     }
-    runs = merge_runs(parse_runs(name, each.partition("\nlog\n")[0], names) for name, each in outs.items())
+    runs = merge_runs(parse_runs(name, each, names) for name, each in outs.items())
     watched = Watched(runs[RUN], names)
     for name, each in outs.items():
-        watched.take(name, each)
+        watched.take(name, each.split("\n"))
     return watched, outs
 
 
@@ -388,38 +433,90 @@ def test_clocks_throttling_and_interfaces_are_shown(recorded):
 
 
 class Answers:
-    """Connections to nodes that answer with their real script, or not at all."""
+    """Connections to nodes that are this machine; those in ``away`` do not answer. ``heard`` gets lines and results."""
 
     def __init__(self, nodes, away=()):
-        self.nodes, self.away, self.asked = {node.name: node for node in nodes}, away, threading.Event()
-        self.counts = dict.fromkeys(self.nodes, 0)
+        self.names, self.away, self.started = [node.name for node in nodes], away, 0
+        self.heard, self.remotes = queue.SimpleQueue(), {}
 
     def __getitem__(self, node):
-        def run(script, **_):
-            self.counts[node.name] += 1
-            if min(self.counts.values()) > 2:
-                self.asked.set()
-            if node.name in self.away:
-                raise NodeUnreachable(node, "no route to host")
-            return Result(0, subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout)
+        if node.name in self.away:
+            raise NodeUnreachable(node, "no route to host")
+        if not (remote := self.remotes.get(node.name)) or not remote.alive:
+            remote = self.remotes[node.name] = LocalRemote(node)
+
+        def run(script, on_line=None, **given):
+            self.started += 1
+            take = on_line and (lambda line: on_line(line) or self.heard.put(line))
+            result = remote.run(script, on_line=take, **given)
+            self.heard.put(result)
+            return result
 
         return SimpleNamespace(node=node, run=run)
 
+    def until(self, seen):
+        while not seen(self.heard.get(timeout=20)):
+            pass
 
-def test_nodes_are_asked_again_and_a_silent_one_delays_no_other(tmp_path):
+
+def test_nodes_send_what_is_new_over_one_connection_and_continue_after_a_lost_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "AGAIN", 0.01)
     nodes = [Node(tmp_path, name, rank, 2, RECORDED / "healthy_gpu_zero2" / name)
              for rank, name in enumerate(["gpunode0", "gpunode1"])]  # fmt: skip
     answers = Answers(nodes, away={"gpunode1"})
     inventory = Inventory(
         tmp_path / "inventory.yaml", PurePosixPath(tmp_path / "current"),
-        tuple(model.Node(name, f"10.0.0.{rank}") for rank, name in enumerate(answers.nodes)),
+        tuple(model.Node(name, f"10.0.0.{rank}") for rank, name in enumerate(answers.names)),
     )  # fmt: skip
     assert inventory.root == PurePosixPath(tmp_path)
+
+    def last(text):
+        return [line.text for line in watching.view().lines][-1:] == [text]
+
     with Watch(Session(inventory, connections=answers), begin(nodes).run, every=0.01) as watching:
-        assert answers.asked.wait(20)
+        assert watching.answered.wait(20)
         view = watching.view()
-    assert [(node.state, node.silent) for node in view.nodes] == [("running", ""), ("no answer", "no route to host")]
-    assert view.points
+        assert [(node.state, node.silent) for node in view.nodes] == [
+            ("running", ""), ("no answer", "no route to host")
+        ]  # fmt: skip
+        assert view.points
+        nodes[0].add("run.log", "2026-11-23T02:00:00.000Z [0] second")
+        answers.until(lambda _: last("second"))
+        assert answers.started == 1
+        answers.remotes["gpunode0"].close()
+        nodes[0].add("run.log", "2026-11-23T02:00:01.000Z [0] third")
+        answers.until(lambda _: last("third"))
+        assert [line.text for line in watching.view().lines][-2:] == ["second", "third"]
+        assert len(watching.view().lines) == len(view.lines) + 2
+        assert answers.started == 2
+    answers.until(lambda heard: isinstance(heard, Result) and heard.rc == 0)  # nothing is left on the node
+
+
+def test_a_node_that_sends_too_much_or_nothing_is_silent(tmp_path, monkeypatch):
+    node = Node(tmp_path, "gpunode0", 0, 1)
+    inventory = Inventory(
+        tmp_path / "inventory.yaml", PurePosixPath(tmp_path / "current"), (model.Node(node.name, "10.0.0.1"),)
+    )
+
+    def floods(_script, on_line, **_):
+        for _ in range(100):
+            on_line("log " + "x" * 100_000)
+        return Result(0, "")
+
+    for answer, says in [
+        (floods, "more than 4 MiB at once"),
+        (lambda *_, **__: Result(4, "", "no Python"), "no Python"),
+    ]:
+        pool = {inventory.nodes[0]: SimpleNamespace(run=answer)}
+        with Watch(Session(inventory, connections=pool), begin([node]).run) as watching:
+            assert watching.answered.wait(20)
+            assert says in watching.view().nodes[0].silent
+    monkeypatch.setattr(watch, "LATE", -3.0)
+    waits = threading.Event()
+    pool = {inventory.nodes[0]: SimpleNamespace(run=lambda *_, **__: waits.wait(20) and Result(0, ""))}
+    with Watch(Session(inventory, connections=pool), begin([node]).run) as watching:
+        assert "no answer for" in watching.view().nodes[0].silent
+        waits.set()
 
 
 CATCHES = (

@@ -68,6 +68,7 @@ SAMPLE = {
     "rss": 4096,
     "load": 0.5,
     "disk_free": 1 << 40,
+    "expected": {"version": 1, "step_seconds": [0.1, 0.2], "tokens_per_second": [3e3, 6e3], "memory_bytes": [1e9, 2e9]},
 }
 SOURCES = [Source("r1", "gpu01", True, SAMPLE), Source("r1", "gpu02", True, SAMPLE)]
 
@@ -101,6 +102,8 @@ def test_units_are_seconds_bytes_and_ratios():
     assert found["clusterctl_gpu_throttle_reason", "0", "sw_power_cap"] == 1
     assert found["clusterctl_gpu_throttle_reason", "0", "hw_slowdown"] == 0
     assert not [key for key in found if key[:2] == ("clusterctl_gpu_throttle_reason", "1")]  # an old agent's sample
+    assert found["clusterctl_expected_step_duration_seconds", "low"] == 0.1
+    assert found["clusterctl_expected_tokens_per_second", "high"] == 6e3
     assert found["clusterctl_run_active",] == 1
     assert {key[0] for key in found} == set(NAMES)
 
@@ -151,6 +154,7 @@ def test_numbers_that_are_not_finite():
             "cpu": {"0": "1"},
             "network": {"a": 1},
         },
+        {"expected": {"version": 1, "step_seconds": [2, 1]}},
         {"gpus": None, "cpu": 3, "network": [], "infiniband": None},
     ],
 )
@@ -307,8 +311,9 @@ def test_agents_file_reaches_prometheus_and_every_panel_of_the_dashboard_has_dat
     run.command = lambda *words: [PYTHON, "-c", FAST, str(ROOT), words[0], str(run.path)]
     env = dict(os.environ, PATH=f"{smi.parent}:{os.environ['PATH']}")
     ranks = {"RANK": "0", "LOCAL_RANK": "0"}
+    band = {"version": 1, "step_seconds": [0.5, 1.5]}
     try:
-        run.start(TRAINS, stdout=subprocess.DEVNULL, inherited=env, env=ranks, textfile=str(folder))
+        run.start(TRAINS, stdout=subprocess.DEVNULL, inherited=env, env=ranks, textfile=str(folder), expected=band)
         base = {"run": run.id, "node": "n0", "instance": prometheus.target, "job": "node"}
 
         def value(name, **more):
@@ -324,6 +329,7 @@ def test_agents_file_reaches_prometheus_and_every_panel_of_the_dashboard_has_dat
         assert value("tokens_per_second") == 4096
         assert value("gpu_memory_used_bytes", gpu="3") == 1 << 30
         assert value("memory_size_bytes") > 1 << 20
+        assert value("expected_step_duration_seconds", bound="high") == 1.5
 
         names = prometheus.ask("label/run/values", **{"match[]": "clusterctl_run_active"})
         assert set(names) == {run.id, "all-fields"}

@@ -1,11 +1,15 @@
 """The rank that the others wait for: named with its cause, and no healthy rank ever."""
 
 import json
+import os
 import random
 import socket
+import subprocess
 import sys
+import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,10 +17,14 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 
 from agents import plan_of
 
+from trainer.agent import rounds
+from trainer.agent.processes import stat_of
 from trainer.agent.queues import Queues, plain, sockets
-from trainer.agent.rounds import Steps, from_object, join, round_seconds, to_object
+from trainer.agent.rounds import Steps, Stragglers, from_object, join, round_seconds, to_object
+from trainer.agent.run_files import Events, NodePlan, State
 from trainer.agent.signals import foreign_shares, gpu_of
-from trainer.agent.stragglers import CONSISTENT, Gpu, Rank, Round, Track, advance, sentence
+from trainer.agent.stragglers import CONSISTENT, Gpu, Rank, Round, Track, Verdict, advance, sentence
+from trainer.agent.supervisor.control import Control
 
 RECORDED = Path(__file__).parent / "recorded_stragglers"
 
@@ -245,6 +253,46 @@ def test_seconds_of_a_round():
     assert round_seconds(plan_of(processes=2, env={"CLUSTERCTL_STRAGGLER_ROUND": "0"})) == 0
     assert round_seconds(plan_of(processes=2, env={"CLUSTERCTL_STRAGGLER_ROUND": "x"})) == 20
     assert round_seconds(plan_of(processes=2, env={"CLUSTERCTL_STRAGGLER_ROUND": "nan"})) == 0
+
+
+def part(folder, rank, pid, env):
+    """An agent's search for stragglers, with one process as its rank."""
+    folder.mkdir()
+    link = {"nodes": ["n0", "n1"], "host": "127.0.0.1", "port": 1, "token": "0" * 32}
+    plan = NodePlan(plan_of(node=f"n{rank}", node_rank=rank, link=link, env=env), folder, folder / "plan.json")
+    plan.logs.mkdir(parents=True, exist_ok=True)
+    events = Events(plan.logs)
+    control = Control(plan, events)
+    tracker = SimpleNamespace(ranks={pid: rank}, known={pid: stat_of(pid)})
+    search = Stragglers(plan, tracker, control, events, State(plan.logs))
+    return search, control, plan.logs / "events.jsonl"
+
+
+def test_the_stack_of_the_named_rank_is_taken_once_on_its_node(tmp_path, monkeypatch):
+    verdict = Verdict(1, "n1", "data", "data", 0.2, "it waits")
+    monkeypatch.setattr(rounds, "advance", lambda track, _new: (track, [(verdict, True)]))
+    child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, env={**os.environ, "RANK": "1"})
+    with child, ExitStack() as stack:
+        head, control, _ = part(tmp_path / "a", 0, os.getpid(), {rounds.VARIABLE: "1"})
+        other, theirs, written = part(tmp_path / "b", 1, child.pid, {rounds.VARIABLE: "1"})
+        stack.callback(child.stdin.close)
+        for each in (head, other):
+            stack.callback(each.close)
+        asked = []
+        control.link = SimpleNamespace(send=lambda kind, **fields: asked.append({"kind": kind, "node": "n0", **fields}))
+        for second in range(6):
+            head.look("training", float(second), float(second))
+        assert {"kind": "stack?", "node": "n0", "rank": 1} in asked
+        theirs.link = SimpleNamespace(send=lambda *_, **__: None)
+        for second in range(100, 160):  # it is asked again and again
+            theirs._message(asked[-1])
+            other.look("training", None, float(second) / 2)
+            if thread := next((each for each in threading.enumerate() if each.name == "stack"), None):
+                thread.join(20)
+        found = [event for event in map(json.loads, written.open()) if event["event"] == "stack"]
+    assert [event["rank"] for event in found] == [1]
+    assert found[0]["text"].startswith("rank 1 was in ")
+    assert found[0]["stack"]
 
 
 # --- no false alarms -----------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from provision.output import Reporter
 from provision.report import NodeData, RunData, read_node
 from provision.report.tensorboard import SAMPLES, Moment, encode, event_file, moments, record
 from provision.tasks.tensorboard import write_events
+from trainer.agent.contract.throttle import LOWERS
 from trainer.agent.reader.scalars import EventFile
 from trainer.reader import Row
 
@@ -108,6 +109,14 @@ def test_samples_belong_to_the_last_step_before_them_also_after_a_restart():
 )
 def test_invalid_values_of_a_node_are_omitted(sample):
     assert list(moments(run_of([], samples=[{"time": 1.0} | sample]))) == []
+
+
+def test_reasons_that_slow_gpus_down_are_counted_by_node():
+    reasons = [["hw_slowdown", "hw_thermal_slowdown"], ["hw_thermal_slowdown"], ["gpu_idle"], None, "sw_power_cap"]
+    gpus = [{"index": at, "throttle": each} for at, each in enumerate(reasons)]
+    (found,) = moments(run_of([], samples=[{"time": 1.0, "gpus": gpus}]))
+    tags = {f"node/gpu01/gpus_slowed_down/{name}": value for name, value in dict.fromkeys(LOWERS, 0).items()}
+    assert found.values == {**tags, "node/gpu01/gpus_slowed_down/hw_thermal_slowdown": 2}
 
 
 def test_samples_of_many_nodes_are_thinned():

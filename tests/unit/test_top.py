@@ -21,7 +21,8 @@ from provision.run.view import View, node_view
 from provision.ssh.remote import NodeUnreachable
 from provision.summaries.top import TABLES, UNLIMITED, process_lines, top_head, top_lines, top_node_lines, top_output
 from provision.summaries.words import CHINESE, chinese
-from provision.tasks.top import Top, program, top_script
+from provision.tasks.node_program import program, program_script
+from provision.tasks.top import MODULES, Top
 from trainer.agent import top
 
 # Answers of nvidia-smi 580.159.04, H100 x2, 2026-11; throttled.sh prints what a driver before 535.54 would.
@@ -72,10 +73,10 @@ def node_with_gpus(tmp_path):
 
 
 def test_the_agents_sampler_runs_from_stdin_without_a_release(node_with_gpus, tmp_path):
-    script = top_script("/nonexistent/current", "/nonexistent/root", ["--once"])
+    script = program_script(["/nonexistent"], MODULES, ["top", "--once", "--folder", "/nonexistent"])
     with subprocess.Popen(["sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           env=node_with_gpus, cwd=tmp_path) as node:  # fmt: skip
-        node.stdin.write(program())
+        node.stdin.write(program(MODULES))
         node.stdin.flush()  # it stays open, as a connection does
         line, errors = node.stdout.readline(), node.stderr.read()
     assert (node.returncode, errors) == (0, b"")
@@ -93,7 +94,7 @@ def test_the_agents_sampler_runs_from_stdin_without_a_release(node_with_gpus, tm
 
 
 def test_a_node_without_python_says_so():
-    script = top_script("/nonexistent", "/nonexistent", [])
+    script = program_script(["/nonexistent"], MODULES, ["top"], release="/nonexistent")
     done = subprocess.run(["/bin/sh", "-c", script], env={"PATH": "/nonexistent"}, capture_output=True, check=False)
     assert done.returncode == 4
     assert b"there is no Python" in done.stderr
@@ -189,7 +190,7 @@ class Connections:
 
     def __getitem__(self, node):
         def run(_script, *, stdin, on_line, deadline=None):
-            assert next(stdin) == program()
+            assert next(stdin) == program(MODULES)
             if node.name == "gpu02":
                 raise NodeUnreachable(node, "no route to host\nmore")
             if node.name == "gpu03":

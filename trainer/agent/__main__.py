@@ -12,6 +12,7 @@
     python -I agent run plan.json
     python -I agent notify plan.json
     python -I agent top [--every SECONDS] [--once] [--folder DIR]
+    python -I agent watch [--every SECONDS] [--events BYTE] [--log BYTE] RUNS LOGS
 
 ``probe`` prints one JSON object (see ``probe.py``). It exits with 0, also when the object's ``error`` says that
 the node cannot take part.
@@ -33,7 +34,8 @@ checkpoint was ``saved``.
 
 ``notify`` runs the user's command for the event on its stdin, see ``notify.py``.
 
-``top`` prints samples of the node until its stdin ends, see ``top.py``.
+``top`` prints samples of the node until its stdin ends, see ``top.py``. ``watch`` does so with what is new of a run,
+see ``watch.py``.
 
 Events, each with ``event``, ``time`` in seconds since the epoch, and ``attempt``:
 
@@ -49,6 +51,7 @@ Events, each with ``event``, ``time`` in seconds since the epoch, and ``attempt`
 ``hang`` ``kind rank text stacks``                  see ``hangs.py``
 ``straggler`` ``state rank node kind by text``      the rank that the others wait for; kind: the cause; state: slow or
                                                     over; see ``stragglers.py``
+``stack`` ``rank text stack``                       where the main thread of a straggler on this node was, once
 ``peer`` ``node state text``                        another agent's message, or that it is lost, gone or back
 ``exit`` ``rc signal stopped``                      the attempt ended here; ``rc`` is null and ``signal`` "SIGKILL"
                                                     after a signal; ``error``: why it could not start; ``left``:
@@ -107,6 +110,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
         from . import top  # noqa: PLC0415
 
         return top.top(options.every, options.folder, once=options.once)
+    if options.command == "watch":
+        from . import watch  # noqa: PLC0415
+
+        return watch.watch(watch.Place(options.runs, options.logs, options.events, options.log), options.every)
     from .contract.plan import PlanError  # noqa: PLC0415
     from .run_files import load_plan  # noqa: PLC0415
 
@@ -189,6 +196,12 @@ def _parser() -> argparse.ArgumentParser:
     top.add_argument("--every", type=float, default=2.0, help="seconds between two samples")
     top.add_argument("--once", action="store_true", help="print one sample")
     top.add_argument("--folder", default="/", help="a folder on the disk whose free space counts")
+    watch = commands.add_parser("watch", help="print what is new of a run", formatter_class=form)
+    watch.add_argument("--every", type=float, default=2.0, help="seconds between two looks")
+    watch.add_argument("--events", type=int, default=0, help="the byte of the events to start at")
+    watch.add_argument("--log", type=int, default=-1, help="the byte of the log to start at; -1: near its end")
+    watch.add_argument("runs", help="the folder of the runs")
+    watch.add_argument("logs", help="the part's log folder, relative to it")
     for name, text in (
         ("start", "start a plan as a daemon"),
         ("follow", "print the events of a run"),

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import collections
 import math
+import threading
 import time
 from typing import Any, Deque, Dict, List, Optional, Tuple
 
+from . import stacks
 from .contract.plan import Plan
 from .metrics import append
 from .run_files import Events, NodePlan, State
@@ -29,6 +31,8 @@ VARIABLE = "CLUSTERCTL_STRAGGLER_ROUND"  # of the run: other seconds; 0: look fo
 PACES = 50  # times between steps that are kept
 STANDSTILL = 3  # times the usual time between two steps
 LIMIT = 16 << 20  # bytes of rounds.jsonl and the older part together: a day of 16 ranks
+STACK = 20_000  # characters of a straggler's stack
+STACK_AFTER = 60.0  # seconds between two of them: another agent asks for them
 _RANKS = 1 << 16
 _MOST = 1e6  # MHz, watts
 
@@ -78,6 +82,8 @@ class Stragglers:
         self._steps = Steps()
         self._trained = True  # in all of this round
         self._last: Dict[str, Any] = {}  # reports of the last round, by node
+        self._stack: Optional[Dict[str, Any]] = None  # of a straggler, for the next event
+        self._sampled: Optional[float] = None  # when the last one was taken
         control.rounds.clear()
 
     def gpus(self, values: Optional[List[Dict[str, Any]]]) -> None:
@@ -98,6 +104,7 @@ class Stragglers:
             self._events.emit("notice", text=text)
 
     def _look(self, phase: str, stepped: Optional[float], now: float) -> None:
+        self._sample(now)
         self._steps.step(stepped)
         self._signals.watch(dict(self._tracker.ranks), self._tracker.known)
         self._trained = self._trained and phase == TRAINING and self._steps.steady(now, self._round)
@@ -116,6 +123,26 @@ class Stragglers:
         late, self._last = self._last, new  # a report may arrive just after its round
         if trained:
             self._judge(join({**late, **new}))
+
+    def _sample(self, now: float) -> None:
+        """Take the stack of a straggler on this node once, in a thread, and write it when it is there."""
+        found, self._stack = self._stack, None
+        if found is not None:
+            self._events.emit("stack", **found)
+        rank, self._control.stack_wanted = self._control.stack_wanted, None
+        recent = self._sampled is not None and now - self._sampled < STACK_AFTER
+        if rank is None or recent or rank not in self._tracker.ranks.values():
+            return
+        self._sampled = now
+        members, plan = dict(self._tracker.known), self._plan.data
+
+        def work() -> None:
+            text = stacks.of_rank(rank, members, plan.first_rank, plan.prefix)
+            if text:
+                at = stacks.where(text) or "an unknown place"
+                self._stack = {"rank": rank, "text": "rank %d was in %s" % (rank, at), "stack": text[:STACK]}
+
+        threading.Thread(target=work, name="stack", daemon=True).start()
 
     def close(self) -> None:
         """End the collection."""
@@ -136,6 +163,9 @@ class Stragglers:
                 by=round(verdict.by, 3),
                 text=text,
             )
+            if slow:
+                self._control.stack_wanted = verdict.rank
+                self._control.link.send("stack?", rank=verdict.rank)
 
 
 def to_object(one: Round) -> Dict[str, Any]:

@@ -78,6 +78,20 @@ def collect(members: Dict[int, Stat], first: int, prefix: str) -> Dict[int, str]
     return {rank: "%s\n%s" % (heads[rank], found.get(rank) or of_proc(pid)) for rank, pid in sorted(pids.items())}
 
 
+def of_rank(rank: int, members: Dict[int, Stat], first: int, prefix: str) -> str:
+    """The stacks of one rank of this node, without pausing it; "" if it is not here. Takes at most 4 s."""
+    pid = main_processes(members, of_ranks(members, Proc(first).rank), first, set()).get(rank)
+    spy = program(prefix)
+    if pid is None:
+        return ""
+    return (_dump(spy, {rank: pid}, ["--nonblocking"], AGAIN).get(rank) if spy else None) or of_proc(pid)
+
+
+def where(text: str) -> str:
+    """The innermost frames of a stack, or the kernel's function, as a phrase; "" if it has neither."""
+    return " < ".join("%s (%s:%s)" % frame if frame[1] else "%s in the kernel" % frame[0] for frame in _place(text))
+
+
 def _dump(spy: str, pids: Dict[int, int], options: List[str], patience: float) -> Dict[int, str]:
     """Run py-spy for all processes at once. Returns the output for those that it can read."""
     started = {}

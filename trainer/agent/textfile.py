@@ -54,6 +54,8 @@ class Textfile:
             if not self._cleaned:
                 remove_stale(self._path.parent, time.time())
                 self._cleaned = True
+            if self._plan.rank == 0 and self._plan.data.expected is not None:
+                sample = dict(sample, expected=self._plan.data.expected.to_object())
             self._replace(self._path, exposition([Source(self._plan.run, self._plan.node, True, sample)]).encode())
         except OSError as error:
             if not self._reported:

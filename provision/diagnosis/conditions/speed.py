@@ -38,6 +38,14 @@ def _straggler(evidence: Evidence, _: Mapping[str, Limit]) -> Iterator[str]:
         found = [event for event in record.events if event.get("event") == "straggler" and event.get("text")]
         if found and found[-1].get("state") == "slow":
             yield str(found[-1]["text"])
+            yield from _stack(evidence, found[-1].get("rank"))
+
+
+def _stack(evidence: Evidence, rank: object) -> Iterator[str]:
+    """Where the agent of the rank's node last saw it."""
+    events = [event for record in evidence.records for event in record.events if event.get("event") == "stack"]
+    texts = [str(event["text"]) for event in events if event.get("rank") == rank and event.get("text")]
+    yield from texts[-1:]
 
 
 def _unexpected(evidence: Evidence, _limits: Mapping[str, Limit]) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """The samples of runs as Prometheus text, format 0.0.4: what ``metrics --prometheus`` and the agents' textfile contain.
 
 Every metric is a gauge in the base units that Prometheus asks for: seconds, bytes, ratios. Each has the labels ``run``
-and ``node``; ``gpu``, ``reason``, ``rank``, ``interface`` or ``port`` distinguish several values of a node.
+and ``node``; ``gpu``, ``reason``, ``rank``, ``interface``, ``port`` or ``bound`` distinguish several values of a node.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
+from .expected import read as read_expected
 from .throttle import REASONS
 
 PREFIX = "clusterctl_"
@@ -19,7 +20,10 @@ Labels = Tuple[Tuple[str, str], ...]
 
 
 class Source(NamedTuple):
-    """A run on one node: whether its agent is running, and its newest sample (``trainer/agent/sampling.py``)."""
+    """A run on one node: whether its agent is running, and its newest sample (``trainer/agent/sampling.py``).
+
+    The sample of rank 0's node also has ``expected`` (``expected.py``).
+    """
 
     run: str
     node: str
@@ -70,8 +74,14 @@ TRAFFIC = tuple(
     for kind, label, what in (("network", "interface", "interface"), ("infiniband", "port", "InfiniBand port"))
     for name, words, way in (("receive", "into", "in"), ("transmit", "out of", "out"))
 )
+EXPECTED = (
+    Gauge("expected_step_duration_seconds", "Expected duration of one step.", "step_seconds"),
+    Gauge("expected_tokens_per_second", "Expected tokens per second of all ranks.", "tokens_per_second"),
+    Gauge("expected_gpu_memory_used_bytes", "Expected used memory of the fullest GPU.", "memory_bytes"),
+)
 ACTIVE = Gauge("run_active", "1 while the run's agent is running on the node, 0 after the run's end.", "")
-NAMES = tuple(PREFIX + gauge.name for gauge in (ACTIVE, *PLAIN, *GPU, THROTTLE, CORES, *(each[0] for each in TRAFFIC)))
+_ALL = (ACTIVE, *PLAIN, *EXPECTED, *GPU, THROTTLE, CORES, *(each[0] for each in TRAFFIC))
+NAMES = tuple(PREFIX + gauge.name for gauge in _ALL)
 
 
 def exposition(sources: Sequence[Source]) -> str:
@@ -92,6 +102,7 @@ def _values(source: Source) -> Iterator[Tuple[Gauge, Labels, float]]:
     sample = source.sample
     yield ACTIVE, (), int(source.active)
     yield from _read(PLAIN, (), sample)
+    yield from _band(sample.get("expected"))
     for gpu in _bounded(sample.get("gpus") or ()):
         if isinstance(gpu, Mapping) and _valid(gpu.get("index")):
             index = ("gpu", str(gpu["index"]))
@@ -106,6 +117,13 @@ def _values(source: Source) -> Iterator[Tuple[Gauge, Labels, float]]:
         for name, rates in _bounded(_items(sample.get(kind))):
             if isinstance(rates, Mapping):
                 yield from _read((gauge,), ((label, str(name)),), rates)
+
+
+def _band(expected: Any) -> Iterator[Tuple[Gauge, Labels, float]]:
+    band = read_expected(expected)
+    for gauge in EXPECTED if band else ():
+        for bound, value in zip(("low", "high"), getattr(band, gauge.field) or ()):  # noqa: B905 - Python 3.8
+            yield gauge, (("bound", bound),), value
 
 
 def _read(gauges: Iterable[Gauge], labels: Labels, values: Mapping[str, Any]) -> Iterator[Tuple[Gauge, Labels, float]]:

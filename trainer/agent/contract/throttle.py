@@ -20,7 +20,7 @@ REASONS = (  # by bit, from the lowest; the names are those of nvidia-smi's cloc
 )
 OTHER = "other"  # bits of a newer driver
 HARDWARE = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown")  # these halve the clock, or worse
-_WORST = (
+LOWERS = (  # those that slow a GPU down, the worst first
     "hw_thermal_slowdown",
     "hw_power_brake_slowdown",
     "hw_slowdown",
@@ -54,4 +54,4 @@ def slowing(found: Any) -> Tuple[str, ...]:
     known = {name for name in found if isinstance(name, str)} if isinstance(found, Sequence) else set()
     if known.intersection(HARDWARE[1:]):
         known.discard(HARDWARE[0])
-    return tuple(name for name in _WORST if name in known)
+    return tuple(name for name in LOWERS if name in known)

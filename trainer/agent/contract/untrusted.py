@@ -46,7 +46,8 @@ def parse_json(data: Union[bytes, str], *, limit: int = LIMIT, depth: int = DEPT
         raise UntrustedError("is nested more than %d levels deep" % depth) from None
     except ValueError as error:
         raise UntrustedError("is not JSON: %s" % error) from None
-    _limit_depth(value, depth)
+    if text.count("{") + text.count("[") > depth:  # else it cannot be so deep
+        _limit_depth(value, depth)
     return value
 
 

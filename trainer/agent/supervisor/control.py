@@ -42,6 +42,7 @@ class Control:
         self.stop: Optional[Stop] = None
         self.failure: Optional[Dict[str, Any]] = None  # the first known one of this attempt
         self.stacks_wanted = False
+        self.stack_wanted: Optional[int] = None  # a straggler's rank
         self.stacks: Dict[int, str] = {}  # of other nodes' ranks
         self.answers: Dict[str, bool] = {}  # nodes that have sent their stacks
         self.rounds: Dict[str, Dict[str, Any]] = {}  # other nodes' newest signals, see ``rounds.py``
@@ -224,6 +225,8 @@ class Control:
             self._peer(node, kind, _text(message.get("text") or ""))
         elif kind == "round":
             self.rounds[node] = message
+        elif kind == "stack?":
+            self.stack_wanted = _rank(message.get("rank"))
         elif kind == "stacks?":
             self.stacks_wanted = True
         elif kind == "stacks":
