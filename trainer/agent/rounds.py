@@ -108,7 +108,7 @@ class Stragglers:
         if first:
             return
         if self._plan.rank != 0:
-            self._control.link.send("round", **report)
+            self._control.link.send("round", to=0, **report)
             return
         trained, self._trained = self._trained, True
         new = dict(self._control.rounds, **{self._plan.node: report})

@@ -42,7 +42,6 @@ from .protocol import (
 
 BURST = 32 << 20  # bytes at once; the largest message has 16 MiB
 RATE = 4 << 20  # bytes per second in the long run
-UNRELAYED = ("round",)  # kinds, besides those of meetings and copies
 LEAST = 16 << 10  # minimal bytes that a message counts for: every one is relayed to all others
 
 
@@ -189,7 +188,12 @@ class Hub(End):
             self._cut(newcomer.connection)
 
     def _send_all(self, message: Dict[str, Any]) -> None:
-        super()._send_all(dict(message, node=self.node, rank=0))
+        message = dict(message, node=self.node, rank=self.rank)
+        to = message.get("to")
+        if to is None:
+            super()._send_all(message)
+        elif to in self.peers:
+            self._send(self.peers[to], encode(message))
 
     def _handle(self, peer: Peer, message: Dict[str, Any]) -> None:
         kind = message.get("kind")
@@ -200,8 +204,12 @@ class Hub(End):
         if not self._allowances[peer.rank].take(len(body), time.monotonic()):
             self._log("%s sends too much: dropped a message of the kind %.40r\n" % (peer.node, kind))
             return
-        self._deliver(message)
-        if not kind.startswith("_") and kind not in UNRELAYED:  # these are for rank 0 only
+        to = whole(message.get("to"))
+        if to is None or to == self.rank:
+            self._deliver(message)
+        elif to in self.peers and not kind.startswith("_"):
+            self._send(self.peers[to], body)
+        if to is None and not kind.startswith("_"):  # those are for the hub only
             self._relay(peer, body)
 
     def _news(self, peer: Peer, message: Dict[str, Any]) -> None:
