@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DEADLINE = 60.0  # seconds for a node; more than any probe may take
 _GRACE = 15.0  # seconds more until the connection times out: the script ends earlier
-_AT_ONCE = 32  # nodes
+AT_ONCE = 32  # nodes
 
 Answers = Mapping[str, Mapping[str, Answer]]  # by check, by node
 
@@ -145,7 +145,7 @@ def _visit(session: Session, plan: Plan, probed: Sequence[str], options: CheckOp
         except RootRefused as refused:
             return _Visit(answers, refused)
 
-    outcome = session.work("check", f"Checking {number(len(session.nodes), 'node')}", visit, limit=_AT_ONCE)
+    outcome = session.work("check", f"Checking {number(len(session.nodes), 'node')}", visit, limit=AT_ONCE)
     if refused := {name: visit.refused for name, visit in outcome.ok.items() if visit.refused}:
         why = next(iter(refused.values())).reason
         session.emit(Notice(f"{fold(refused)}: root is not available, so some checks stay UNKNOWN: {why}"))
