@@ -34,6 +34,11 @@ TRANSFERS_AT_ONCE = 32  # ``fan_out``'s own limit, which transfers use
 CLOCKS_AT_ONCE = 16  # of ``tasks/measures/clock.py``
 
 
+def all_at_once(nodes: int) -> int:
+    """The limit of stages in which all nodes must take part at the same time."""
+    return nodes
+
+
 class Processor:
     """Cores that serve in the order of requests. None: as many as needed."""
 
@@ -109,8 +114,8 @@ class Visit:
         here: seconds of the controller's CPU time.
         there: seconds of the node's CPU time.
         waits: seconds in which the node waits for something.
-        limit: nodes at a time; None: all.
-        again: a second connection is opened.
+        limit: nodes at a time, or a function of the number of nodes.
+        neighbours: the nodes connect to one another in pairs.
     """
 
     name: str
@@ -118,7 +123,7 @@ class Visit:
     here: float = 0.0
     there: float = 0.0
     waits: float = 0.0
-    limit: int | None = AT_ONCE
+    limit: int | Callable[[int], int] = AT_ONCE
     neighbours: bool = False
 
 
@@ -182,18 +187,18 @@ STATUS: tuple[Stage, ...] = (
     Visit("asking", here=0.0025, there=0.009),
     Visit("clocks", trips=6, here=0.0034, there=0.012, limit=CLOCKS_AT_ONCE),
 )
-CHECK: tuple[Stage, ...] = (Visit("probes", here=0.016, there=0.095, waits=1.5, limit=check.AT_ONCE),)
+CHECK: tuple[Stage, ...] = (Visit("probes", here=0.016, there=0.095, waits=1.5, limit=check.at_once),)
 START: tuple[Stage, ...] = (
     Visit("prepare", here=0.014, there=0.16),
     Visit("probes", here=0.013, there=0.06),
-    Visit("talk", trips=12, here=0.006, there=0.06, limit=None),
-    Visit("ports", trips=2, here=0.002, there=0.005, limit=None, neighbours=True),
-    Visit("agents", here=0.007, there=0.2, limit=None),
+    Visit("talk", trips=12, here=0.006, there=0.06, limit=all_at_once),
+    Visit("ports", trips=2, here=0.002, there=0.005, limit=all_at_once, neighbours=True),
+    Visit("agents", here=0.007, there=0.2, limit=all_at_once),
     Meeting("meeting", here=0.0011),
 )
 STOP: tuple[Stage, ...] = (
     Visit("finding", here=0.003, there=0.02),
-    Visit("stopping", here=0.003, there=0.06, waits=0.3, limit=None),
+    Visit("stopping", here=0.003, there=0.06, waits=0.3, limit=all_at_once),
 )
 
 
@@ -278,11 +283,12 @@ class _Command:
         return Outcome(self._world.now, took, self._here, failed)
 
     def _visit(self, stage: Visit, nodes: Sequence[Node]) -> dict[str, str]:
+        limit = stage.limit if isinstance(stage.limit, int) else stage.limit(len(nodes))
         degree: dict[str, int] = {}
         if stage.neighbours:
             for one, _ in pairs(nodes):
                 degree[one.name] = degree.get(one.name, 0) + 1
-        found = self._world.each(nodes, lambda node: self._work(stage, node, degree), stage.limit or len(nodes))
+        found = self._world.each(nodes, lambda node: self._work(stage, node, degree), limit)
         return {name: str(error) for name, error in found.items() if error is not None}
 
     def _work(self, stage: Visit, node: Node, degree: Mapping[str, int]) -> None:
