@@ -12,6 +12,7 @@ import os
 import stat
 import tarfile
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import UsageError
@@ -30,6 +31,7 @@ WORK = "job"
 LIMIT = 2 << 30  # bytes that a run sends at most, unless the caller sets another limit
 _SKIPPED = {".git", "__pycache__"}
 _PIECE = 1 << 20
+_PIECE_SENT = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -172,10 +174,23 @@ def tar_stream(files: RunFiles, extra: Mapping[str, bytes] | None = None) -> Ite
     GNU format: every tar reads its long names (busybox skips pax headers), and names are plain bytes.
     ``extra`` adds files by their name in the run's folder, such as ``plan-0.json``.
 
+    Yields:
+        Pieces of at least 64 KiB, except for the last: each piece is a packet, and a tar of small files has many parts.
+
     Raises:
         UsageError: a file has changed since its digest was computed.
     """
-    texts = {**files.texts, **(extra or {})}
+    waiting = bytearray()
+    for part in _parts(files, extra or {}):
+        waiting += part
+        if len(waiting) >= _PIECE_SENT:
+            yield bytes(waiting)
+            waiting.clear()
+    yield bytes(waiting)
+
+
+def _parts(files: RunFiles, extra: Mapping[str, bytes]) -> Iterator[bytes]:
+    texts = {**files.texts, **extra}
     entries = {entry.arcname: entry for entry in files.entries}
     if twice := texts.keys() & entries.keys():
         raise ValueError(f"twice in one tar: {sorted(twice)}")
@@ -195,6 +210,7 @@ def tar_stream(files: RunFiles, extra: Mapping[str, bytes] | None = None) -> Ite
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
+@lru_cache(maxsize=1 << 12)  # every node receives the same files
 def _header(name: str, size: int, mtime: int, *, executable: bool = False) -> bytes:
     """The header of a file that only its user can read: configurations may have tokens."""
     info = tarfile.TarInfo(name)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -114,24 +114,47 @@ def _read(file: Path, name: str) -> Iterator[KnownKey]:
         lines = _lines(file, found.st_mtime_ns, found.st_size)
     except OSError:
         return
-    for marker, names, kind, blob in lines:
-        if _matches(names, name):
-            with suppress(binascii.Error, ValueError):
-                yield KnownKey(kind, base64.b64decode(blob, validate=True), file, revoked=bool(marker))
+    matching = [line for line in lines.patterns if _matches(line.names, name)]
+    for line in sorted([*lines.plain.get(name, ()), *matching], key=lambda line: line.number):
+        with suppress(binascii.Error, ValueError):
+            yield KnownKey(line.kind, base64.b64decode(line.blob, validate=True), file, revoked=bool(line.marker))
+
+
+class _Line(NamedTuple):
+    """A line of a file: its number, marker, names, type and key."""
+
+    number: int
+    marker: str
+    names: str
+    kind: str
+    blob: str
+
+
+class _Lines(NamedTuple):
+    """A file's lines. Only ``patterns`` need a look at every line: a thousand nodes would take a million looks."""
+
+    plain: dict[str, list[_Line]]  # by the one name of each
+    patterns: tuple[_Line, ...]  # hashed names, wildcards, and several names
 
 
 @lru_cache(maxsize=16)  # a command looks up every node in the same files
-def _lines(file: Path, _changed: int, _size: int) -> tuple[tuple[str, str, str, str], ...]:
-    """The marker, names, type and key of every line, of a file with this time and size."""
-    found = []
-    for line in file.read_text("utf-8", "surrogateescape").splitlines():
-        fields = line.split()
-        if len(fields) < 3 or line.startswith("#"):
+def _lines(file: Path, _changed: int, _size: int) -> _Lines:
+    """The lines of a file with this time and size."""
+    plain: dict[str, list[_Line]] = {}
+    patterns = []
+    for number, text in enumerate(file.read_text("utf-8", "surrogateescape").splitlines()):
+        fields = text.split()
+        if len(fields) < 3 or text.startswith("#"):
             continue
         marker = fields.pop(0) if fields[0].startswith("@") else ""
-        if marker in {"", "@revoked"} and len(fields) >= 3:
-            found.append((marker, fields[0], fields[1], fields[2]))
-    return tuple(found)
+        if marker not in {"", "@revoked"} or len(fields) < 3:
+            continue
+        line = _Line(number, marker, *fields[:3])
+        if line.names.startswith("|1|") or not _PATTERN.isdisjoint(line.names):
+            patterns.append(line)
+        else:
+            plain.setdefault(line.names.lower(), []).append(line)
+    return _Lines(plain, tuple(patterns))
 
 
 def _matches(patterns: str, name: str) -> bool:
@@ -141,8 +164,6 @@ def _matches(patterns: str, name: str) -> bool:
         except (binascii.Error, ValueError):
             return False
         return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
-    if _PATTERN.isdisjoint(patterns):
-        return patterns.lower() == name
     found = False
     for pattern in patterns.lower().split(","):
         wanted = pattern.removeprefix("!").replace("[", "[[]")  # '[' is no wildcard here

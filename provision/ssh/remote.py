@@ -6,6 +6,7 @@ Only this folder imports them. The user is asked only if ``Prompts`` are given. 
 
 from __future__ import annotations
 
+import resource
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -57,6 +58,10 @@ __all__ = [
 ]
 
 
+_FILES = 512  # of the program itself
+_EACH = 2  # for a node: its connection, and a second one for a transfer
+
+
 def connect(inventory: Inventory, node: Node, *, prompts: Prompts | None = None) -> SshRemote | LocalRemote:
     """Connect to one node. For several nodes use ``Connections``, which share jump hosts and the password.
 
@@ -87,6 +92,15 @@ def _connect(session: Session | None, sudo: Sudo, node: Node) -> SshRemote | Loc
     return SshRemote(node, transport, by_key=by_key, sudo=sudo)
 
 
+def _allow_files(connections: int) -> None:
+    """Raise the soft limit of open files, if the hard one allows it: many systems start programs with 1,024."""
+    wanted = _FILES + _EACH * connections
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+
+
 class Connections:
     """One connection per node, opened on first use and closed at the end of the ``with`` block.
 
@@ -95,6 +109,7 @@ class Connections:
 
     def __init__(self, inventory: Inventory, prompts: Prompts | None = None) -> None:
         self.inventory = inventory
+        _allow_files(len(inventory.nodes))
         self._session = _session(inventory.nodes, inventory, prompts)
         self._sudo = Sudo(prompts)
         self._lock = threading.Lock()

@@ -14,18 +14,23 @@ if TYPE_CHECKING:
     from provision.tasks.runs import NodeStatus, Status
 
 WIDTH = 80  # columns; a wider clock matrix is not shown, since the lines above it say the same
+_EVERY_PAIR = 64  # nodes whose clocks are compared pair by pair in ``--json``; a thousand have a million pairs
 _WIDEST = WIDTH // len("  +0.0 ±0.0")  # columns of nodes that can fit
 
 
 def status_output(result: Status, now: float = 0.0) -> Summary:
-    """Nodes, clocks and runs; times of ``--json`` are seconds, ``now`` is seconds since the epoch."""
+    """Nodes, clocks and runs; times of ``--json`` are seconds, ``now`` is seconds since the epoch.
+
+    ``skew`` of a node is how far its clock is ahead of every other; null for more than 64 nodes, where ``clock`` of
+    each node says the same in less.
+    """
     data = {
         "nodes": {
             name: {
                 "uptime": node.uptime,
                 "release": node.release or None,
                 "clock": _data(result.offsets.get(name)),
-                "skew": _skew(result.offsets, name),
+                "skew": _skew(result.offsets, name) if len(result.offsets) <= _EVERY_PAIR else None,
             }
             for name, node in result.nodes.items()
         },

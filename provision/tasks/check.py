@@ -29,9 +29,14 @@ if TYPE_CHECKING:
 
 DEADLINE = 60.0  # seconds for a node; more than any probe may take
 _GRACE = 15.0  # seconds more until the connection times out: the script ends earlier
-_AT_ONCE = 32  # nodes
+AT_ONCE = 32  # nodes
 
 Answers = Mapping[str, Mapping[str, Answer]]  # by check, by node
+
+
+def at_once(nodes: int) -> int:
+    """How many of so many nodes are checked at a time. A node's probes wait more than they compute."""
+    return max(AT_ONCE, nodes // 8)
 
 
 class _Measure(Protocol):
@@ -145,7 +150,7 @@ def _visit(session: Session, plan: Plan, probed: Sequence[str], options: CheckOp
         except RootRefused as refused:
             return _Visit(answers, refused)
 
-    outcome = session.work("check", f"Checking {number(len(session.nodes), 'node')}", visit, limit=_AT_ONCE)
+    outcome = session.work("check", f"Checking {number(len(session.nodes), 'node')}", visit, limit=at_once(len(session.nodes)))
     if refused := {name: visit.refused for name, visit in outcome.ok.items() if visit.refused}:
         why = next(iter(refused.values())).reason
         session.emit(Notice(f"{fold(refused)}: root is not available, so some checks stay UNKNOWN: {why}"))

@@ -472,8 +472,10 @@ def prepare(
     agent = sources("agent") if files is not None else {}
     digest = hashlib.sha256(repr(sorted(agent.items())).encode()).hexdigest()[:16]
 
+    ranks = {node.name: rank for rank, node in enumerate(nodes)}
+
     def ask(node: Node) -> Answer:
-        probe = ["--master", nodes[0].train_address, "--rank", str(nodes.index(node))]
+        probe = ["--master", nodes[0].train_address, "--rank", str(ranks[node.name])]
         probe += [] if scratch else ["--folder", folder]
         probe += [] if port is None else ["--port", str(port)]
         script = render(

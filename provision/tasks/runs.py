@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from provision.session import Outcome, Session
 
 NEWEST = 100  # runs that a node lists
+FEWEST = 8
+PARTS = 16_384  # parts of runs that all nodes list together: 4 KiB each, and as much memory on the controller
 _LIMIT = 1 << 18  # bytes that are read of a state.json, or of the end of the samples
 _DEADLINE = 30.0
 # Seconds for an agent to end its processes (with the grace, and time for those that hang in the kernel) and verify it.
@@ -81,6 +83,11 @@ def by_name(inventory: Inventory) -> dict[str, Node]:
     return {node.name: node for node in inventory.nodes}
 
 
+def listed_runs(nodes: int) -> int:
+    """How many of its newest runs each of so many nodes lists: 100 up to 163 nodes, 16 of 1,000."""
+    return min(NEWEST, max(FEWEST, PARTS // max(1, nodes)))
+
+
 def list_script(inventory: Inventory, word: str = "", most: int = NEWEST) -> str:
     """The script that lists a node's newest runs; with a word, only runs with the word in their id."""
     return render("run/runs.sh.j2", root=str(inventory.root), word=word, most=most, limit=_LIMIT)
@@ -101,7 +108,8 @@ def find_all(
         NodesFailedError: no node answered.
     """
     record.close_all(session.inventory.path)
-    script = list_script(session.inventory, word or "")
+    on = session.nodes if on is None else on
+    script = list_script(session.inventory, word or "", listed_runs(len(on)))
     names = [node.name for node in session.inventory.nodes]
 
     def ask(node: Node) -> NodeRuns:
@@ -200,7 +208,9 @@ class Status:
 def status(session: Session) -> Status:
     """Ask every node, in two round trips. Changes nothing."""
     inventory = session.inventory
-    script = _SCRIPT.format(prefix=quote(inventory.prefix)) + list_script(inventory)
+    script = _SCRIPT.format(prefix=quote(inventory.prefix)) + list_script(
+        inventory, most=listed_runs(len(session.nodes))
+    )
     names = [node.name for node in inventory.nodes]
     outcome = session.ask(
         "status",

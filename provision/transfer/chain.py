@@ -227,7 +227,7 @@ class Chain:
         self._digest = digest
         self._on_got = on_got
         self._unit = unit
-        self._by_number = {node.number: node for node in nodes}
+        self._places = {node.number: place for place, node in enumerate(self.nodes)}  # by the node's number
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._over = threading.Event()
@@ -274,7 +274,12 @@ class Chain:
         with self._lock:
             quiet = now - max(node.last_report for node in self.nodes)
             if not self._stop.is_set():
-                silent = [(since, node) for node in self.nodes if (since := self._silent_since(node)) is not None]
+                last = next((node for node in reversed(self.nodes) if not node.ended), None)
+                silent = [
+                    (since, node)
+                    for place, node in enumerate(self.nodes)
+                    if (since := self._silent_since(node, place, last)) is not None
+                ]
                 since, node = min(silent, key=lambda pair: pair[0], default=(now, None))
                 if node and now - since >= stall:
                     self.outcome.stalled = node.target.node.name
@@ -283,9 +288,14 @@ class Chain:
             self._closed = True
             threading.Thread(target=self._remote.close, daemon=True).start()
 
-    def _silent_since(self, node: ChainNode) -> float | None:
-        """Since when a node has had work without reporting; None if it waits for other nodes."""
-        place = self.nodes.index(node)
+    def _silent_since(self, node: ChainNode, place: int, last: ChainNode | None) -> float | None:
+        """Since when a node has had work without reporting; None if it waits for other nodes.
+
+        Args:
+            node: the node.
+            place: its place in the chain.
+            last: the last node that has not ended.
+        """
         first = next(iter(node.owed), None)
         if first is not None and place == 0:
             return max(node.last_report, self._wrote)
@@ -294,8 +304,7 @@ class Chain:
         if node.packed:
             return node.last_report
         # At the end, the last node that has not reported it delays the nodes before it.
-        waits = self._complete and next((each for each in reversed(self.nodes) if not each.ended), None) is node
-        return max(node.last_report, self._wrote) if waits else None
+        return max(node.last_report, self._wrote) if self._complete and last is node else None
 
     # --- sending -------------------------------------------------------------------------------------
 
@@ -340,15 +349,15 @@ class Chain:
     def _on_report(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         number, _, words = rest.partition(" ")
-        node = self._by_number.get(int(number)) if _NUMBER.fullmatch(number) else None
-        if node is None or (word in ("got", "did") and not _NUMBER.fullmatch(words)):
+        place = self._places.get(int(number)) if _NUMBER.fullmatch(number) else None
+        if place is None or (word in ("got", "did") and not _NUMBER.fullmatch(words)):
             return  # output of the login shell's files
+        node = self.nodes[place]
         name = node.target.node.name
         with self._lock:
             node.last_report = time.monotonic()
             if word == "got":
                 unit = node.owed.pop(int(words), None)
-                place = self.nodes.index(node)
                 if place + 1 < len(self.nodes) and next(iter(self.nodes[place + 1].owed), None) == int(words):
                     self.nodes[place + 1].due = node.last_report
                 if unit is None or unit.mask[place] == "-":

@@ -126,6 +126,7 @@ class _Transfer:
         options: Options,
     ) -> None:
         self.members = [Member(target, number) for number, target in enumerate(targets)]
+        self._by_name = {member.name: member for member in self.members}
         self._inventory = inventory
         self._connections = connections
         self._parts = parts
@@ -281,9 +282,7 @@ class _Transfer:
 
     def _on_got(self, name: str, size: int) -> None:
         with self._emitting:
-            for member in self.members:
-                if member.name == name:
-                    member.arrived += size
+            self._by_name[name].arrived += size
             self._progress()
 
     def _progress(self, *, force: bool = False) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import stacks
 from .contract.plan import Plan
@@ -234,14 +234,14 @@ class Hangs:
         for text in self._watch.notices():
             self._events.emit("notice", text=text)
         if self._control.stacks_wanted and self._hang is None:
-            self._control.stacks_wanted = False
-            self._collect(send=True)
+            asking, self._control.stacks_wanted = list(self._control.stacks_wanted), {}
+            self._collect(asking)
         if found is not None and self._hang is None:
             self._hang, self._until, self._own = found, now + GATHER, None
             self._control.stacks.clear()
             self._control.answers.clear()
             self._control.link.send("stacks?")
-            self._collect(send=False)
+            self._collect()
         if self._hang is not None and (now >= self._until or self._gathered()):
             hang, self._hang = self._hang, None
             self._act(hang)
@@ -249,8 +249,8 @@ class Hangs:
     def _gathered(self) -> bool:
         return self._own is not None and self._others <= set(self._control.answers)
 
-    def _collect(self, send: bool) -> None:
-        """Collect this node's stacks in a thread, one at a time."""
+    def _collect(self, asking: Sequence[int] = ()) -> None:
+        """Collect this node's stacks in a thread, one at a time, and send them to the agents that asked."""
         if self._collecting is not None and self._collecting.is_alive():
             return
         members = dict(self._tracker.known)
@@ -258,8 +258,8 @@ class Hangs:
         def work() -> None:
             collected = stacks.collect(members, self._plan.data.first_rank, self._plan.data.prefix)
             found = {rank: text[:STACK] for rank, text in collected.items()}
-            if send:
-                self._control.link.send("stacks", rank_stacks=found)
+            for rank in asking:
+                self._control.link.send("stacks", to=rank, rank_stacks=found)
             self._own = found
             self._control.nudge()
 

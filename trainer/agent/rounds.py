@@ -165,7 +165,7 @@ class Stragglers:
             )
             if slow:
                 self._control.stack_wanted = verdict.rank
-                self._control.link.send("stack?", rank=verdict.rank)
+                self._control.link.send("stack?", straggler=verdict.rank)
 
 
 def to_object(one: Round) -> Dict[str, Any]:

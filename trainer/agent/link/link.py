@@ -15,7 +15,8 @@ call may be made from any thread; only ``meet``, ``fetch``, ``move`` and ``close
 
 ``take`` returns the messages that arrived. Each is a dict with ``kind``, and with the ``node`` and ``rank`` that it is
 about; the hub takes these from the sender's connection. A message of ``send`` reaches all others exactly once and in
-order, also when a connection breaks meanwhile. The link itself creates these:
+order, also when a connection breaks meanwhile. With the field ``to``, a rank, it goes to that rank only: what every
+agent sends to all others is a million messages in a run of a thousand nodes. The link itself creates these:
 
 ===========  =====================================================================================
 ``lost``     nothing was heard for ``silent`` seconds (more than ``lost_after``): a fault of the

@@ -41,8 +41,8 @@ class Control:
     def __init__(self, plan: NodePlan, events: Events, guard: Optional[int] = None) -> None:
         self.stop: Optional[Stop] = None
         self.failure: Optional[Dict[str, Any]] = None  # the first known one of this attempt
-        self.stacks_wanted = False
         self.stack_wanted: Optional[int] = None  # a straggler's rank
+        self.stacks_wanted: Dict[int, bool] = {}  # ranks of the agents that asked for the stacks of this node
         self.stacks: Dict[int, str] = {}  # of other nodes' ranks
         self.answers: Dict[str, bool] = {}  # nodes that have sent their stacks
         self.rounds: Dict[str, Dict[str, Any]] = {}  # other nodes' newest signals, see ``rounds.py``
@@ -226,9 +226,11 @@ class Control:
         elif kind == "round":
             self.rounds[node] = message
         elif kind == "stack?":
-            self.stack_wanted = _rank(message.get("rank"))
+            self.stack_wanted = _rank(message.get("straggler"))
         elif kind == "stacks?":
-            self.stacks_wanted = True
+            asking = _rank(message.get("rank"))
+            if asking is not None:
+                self.stacks_wanted[asking] = True
         elif kind == "stacks":
             self.answers[node] = True
             self._take_stacks(message.get("rank_stacks"))

@@ -1,0 +1,187 @@
+"""The agents' link with a real hub and real spokes: what rank 0's agent needs for a run of many nodes.
+
+The hub has a process for itself, so its CPU time and memory are its own. The spokes are ``Link`` objects of a few other
+processes: the real protocol over 127.0.0.1, a thread for each. What they need is not the hub's, but they share the
+machine with it, so wall times here are upper bounds.
+"""
+
+import contextlib
+import json
+import os
+import resource
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+PROCESSES = 4  # of spokes
+PATIENCE = 300.0  # seconds for what takes seconds
+AT_ONCE = 16  # spokes of a process that connect
+IDLE = 10.0  # seconds of heartbeats that are measured
+
+
+def plan(rank: int, link: dict[str, Any]) -> Any:
+    """A plan with this link."""
+    from trainer.agent.contract.plan import from_object  # noqa: PLC0415 - only children need the agent
+
+    fields = {"version": 1, "run": "r", "node": link["nodes"][rank], "argv": ["x"], "env": {}}
+    return from_object(fields | {"node_rank": rank, "nnodes": len(link["nodes"]), "link": link})
+
+
+class _Spokes:
+    """The links of one process, and a condition that is notified when a message arrives."""
+
+    def __init__(self, ranks: Sequence[int], link: dict[str, Any]) -> None:
+        from trainer.agent.link.link import Link  # noqa: PLC0415 - only children need the agent
+
+        self.changed = threading.Condition()
+        self.links = [Link(plan(rank, link), self._wake) for rank in ranks]
+        self.kinds = [dict[str, int]() for _ in self.links]
+        for first in range(0, len(self.links), AT_ONCE):
+            some = self.links[first : first + AT_ONCE]
+            for each in some:
+                each.start()
+            # All at once, the threads of this process would take seconds for handshakes that a node does in one.
+            until = time.monotonic() + PATIENCE
+            while not all(self._connected(each) for each in some) and time.monotonic() < until:
+                time.sleep(0.01)
+
+    @staticmethod
+    def _connected(link: Any) -> bool:
+        return all(peer.connection is not None for peer in link.endpoint.peers.values()) or link.endpoint.rank == 0
+
+    def _wake(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+    def meet(self) -> None:
+        """All meet, in a thread each."""
+        threads = [threading.Thread(target=each.meet, args=({}, lambda _: {}, PATIENCE)) for each in self.links]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def wait(self, kind: str, count: int) -> None:
+        """Wait until every link has received so many messages of a kind."""
+
+        def complete() -> bool:
+            for link, kinds in zip(self.links, self.kinds, strict=True):
+                for message in link.take():
+                    kinds[message["kind"]] = kinds.get(message["kind"], 0) + 1
+            return all(kinds.get(kind, 0) >= count for kinds in self.kinds)
+
+        with self.changed:
+            while not complete():
+                if not self.changed.wait(PATIENCE):
+                    raise TimeoutError(f"only {self.kinds[0]} arrived")
+
+
+def _process(ranks: Sequence[int], link: dict[str, Any]) -> None:
+    """A child: carries out the commands of its input, and answers each with its CPU seconds and memory."""
+    mine = _Spokes(ranks, link)
+    for line in sys.stdin:
+        word, *values = json.loads(line)
+        if word == "meet":
+            mine.meet()
+        elif word == "wait":
+            mine.wait(*values)
+        elif word == "send":
+            for each in mine.links[: values[1]]:
+                each.send(values[0], attempt=1, failed=0, text="a rank failed: exit code 1", **values[2])
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        answer = [usage.ru_utime + usage.ru_stime, usage.ru_maxrss >> 10, len(os.listdir("/proc/self/fd"))]
+        print(json.dumps(answer), flush=True)
+
+
+class _Child:
+    def __init__(self, ranks: Sequence[int], link: dict[str, Any]) -> None:
+        argv, env = [sys.executable, __file__], dict(os.environ, PYTHONPATH=str(ROOT))
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self.ask(list(ranks), link)
+
+    def ask(self, *words: Any) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(json.dumps(words) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> tuple[float, int, int]:
+        assert self.process.stdout
+        cpu, memory, files = json.loads(self.process.stdout.readline())
+        return cpu, memory, files
+
+
+def measure(count: int) -> dict[str, float]:
+    """What the hub of ``count`` nodes needs.
+
+    Returns:
+        By name: seconds of wall and of the hub's CPU time, its memory in MB and its file descriptors.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    names = [f"n{rank + 1:04}" for rank in range(count)]
+    link = {"host": "127.0.0.1", "port": port, "token": secrets.token_hex(32), "nodes": names, "lost_after": 600.0}
+    hub = _Child([0], link)
+    hub.ask("look")
+    start, _, _ = hub.answer()
+    began = time.monotonic()
+    others = [_Child(range(1 + first, count, PROCESSES), link) for first in range(min(PROCESSES, count - 1))]
+    for child in others:
+        child.ask("look")
+    for child in others:
+        child.answer()
+    children = [hub, *others]
+    hub.ask("look")
+    found = {"connect, s": time.monotonic() - began, "connect, hub CPU s": hub.answer()[0] - start}
+
+    def together(name: str, *words: Any, ask: Sequence[_Child] = children) -> None:
+        hub.ask("look")
+        before, _, _ = hub.answer()
+        began = time.monotonic()
+        for child in ask:
+            child.ask(*words)
+        for child in ask:
+            child.answer()
+        found[f"{name}, s"] = time.monotonic() - began
+        hub.ask("look")
+        found[f"{name}, hub CPU s"] = hub.answer()[0] - before
+
+    try:
+        together("meet", "meet")
+        together("meet again", "meet")
+        hub.ask("look")
+        before, found["memory, MB"], found["files"] = hub.answer()
+        threading.Event().wait(IDLE)
+        hub.ask("look")
+        found["heartbeats, % of a core"] = 100 * (hub.answer()[0] - before) / IDLE
+        if len(others) > 1:
+            others[0].ask("send", "failed", 1, {})
+            others[0].answer()
+            together("one failure reaches all", "wait", "failed", 1, ask=[hub, *others[1:]])
+        for child in others:
+            child.ask("send", "ended", count, {"to": 0})
+        for child in others:
+            child.answer()
+        together("all end", "wait", "ended", count - 1, ask=[hub])
+        together("and meet", "meet")
+        hub.ask("look")
+        found["memory at the end, MB"] = hub.answer()[1]
+    finally:
+        for child in children:
+            child.process.kill()
+            child.process.wait()
+            for stream in (child.process.stdin, child.process.stdout):
+                with contextlib.suppress(OSError):
+                    if stream:
+                        stream.close()
+    return found
+
+
+if __name__ == "__main__":
+    _process(*json.loads(sys.stdin.readline()))

@@ -1,0 +1,215 @@
+"""A thousand nodes without a machine for each: the model of them, the agents' link, and ``status``."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import threading
+import time
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from provision.model import Inventory, Node, Result
+from provision.session import Session
+from provision.session.session import AT_ONCE
+from provision.ssh.remote import NodeUnreachable
+from provision.summaries.status import status_output
+from provision.tasks.runs import NEWEST, PARTS, listed_runs, status
+
+sys.path.append(str(Path(__file__).parents[2] / "scripts/benchmarks"))  # last, so that it hides no module
+sys.path.append(str(Path(__file__).parent))
+from agents import free_port, plan_of  # noqa: E402
+from scale_model import CHECK, COMMANDS, STATUS, Costs, Faults, Send, Visit, on_this_machine, simulate  # noqa: E402
+
+from trainer.agent.link.link import Link  # noqa: E402
+
+RUN = "20261127-101500-sft-1a2b"
+BOOT = "5f0c9a9e-0000-4000-8000-000000000000"
+
+
+def names(count):
+    return [f"node{number:04}" for number in range(1, count + 1)]
+
+
+# --- the model ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_equal_arguments_give_equal_predictions(command):
+    first, second = (simulate(COMMANDS[command], names(100), seed=7) for _ in range(2))
+    assert first == second
+    assert set(first.stages) == {stage.name for stage in COMMANDS[command]}
+
+
+def test_the_controllers_core_bounds_many_nodes_and_waves_bound_slow_ones():
+    quick = simulate([Visit("x", here=0.01)], names(500), Costs(connect_here=0.0, jitter=0.0))
+    assert quick.stages["x"] == pytest.approx(500 * 0.01, rel=0.05)
+    slow = simulate([Visit("x", waits=2.0)], names(5 * AT_ONCE), Costs(connect_here=0.0, jitter=0.0))
+    assert slow.stages["x"] == pytest.approx(5 * 2.0, rel=0.05)  # the real fan_out starts AT_ONCE at a time
+
+
+def test_nodes_that_share_cores_take_turns():
+    alone = simulate(STATUS, names(64)).seconds
+    together = simulate(STATUS, names(64), on_this_machine(Costs(), 2)).seconds
+    assert together > 1.5 * alone
+
+
+def test_fifty_dead_nodes_delay_a_command_by_one_timeout_and_no_more():
+    everyone = names(1000)
+    healthy = simulate(CHECK, everyone)
+    for dead in (everyone[:50], everyone[-50:]):
+        found = simulate(CHECK, everyone, faults=Faults(dead=frozenset(dead)))
+        assert set(found.failed) == set(dead)
+        assert found.seconds < healthy.seconds + 11
+
+
+def test_a_chain_costs_a_unit_for_each_hop_and_is_cut_where_a_login_fails():
+    send = [Send("sending", 400 << 20)]
+    costs = Costs(jitter=0.0)
+    one, two, many = (simulate(send, names(count), costs).stages["sending"] for count in (1, 2, 101))
+    assert two - one == pytest.approx((4 << 20) / costs.link, rel=0.01)
+    assert many - one == pytest.approx(100 * (two - one), rel=0.01)
+    cut = simulate(send, names(100), costs, Faults(refused=frozenset({("node0050", "node0051")})))
+    assert cut.stages["sending"] <= many * 1.01  # form_chains finds another order
+
+
+# --- the agents' link -----------------------------------------------------------------------------------
+
+
+def cpu():
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+@pytest.fixture
+def many_files():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(4096, hard)), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_files")
+def test_two_hundred_agents_meet_and_one_failure_reaches_all():
+    count = 201
+    link = {"host": "127.0.0.1", "port": free_port(), "token": "ab" * 32, "nodes": names(count), "lost_after": 600.0}
+    arrived = threading.Condition()
+
+    def wake():
+        with arrived:
+            arrived.notify_all()
+
+    links = [Link(plan_of(run="r", node=names(count)[rank], node_rank=rank, link=link), wake) for rank in range(count)]
+    began = cpu()
+    try:
+        decided = [None] * count
+
+        def meet(rank):
+            decided[rank] = links[rank].meet({"from": rank}, lambda offers: {"count": len(offers)}, 120.0)
+
+        for each in links:
+            each.start()
+        threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert decided == [{"count": count}] * count
+
+        got = [[] for _ in links]
+
+        def received(wanted):
+            for box, each in zip(got, links, strict=True):
+                box += each.take()
+            return all(wanted(box) for box in got)
+
+        links[5].send("failed", attempt=1, failed=5, text="exit code 1")
+        for rank, each in enumerate(links[1:], 1):
+            each.send("ended", to=0, text=f"of {rank}")
+        with arrived:
+            until = time.monotonic() + 120
+            while not (received(lambda box: box is got[5] or any(m["kind"] == "failed" for m in box)) and
+                       sum(m["kind"] == "ended" for m in got[0]) == count - 1):  # fmt: skip
+                assert arrived.wait(max(0.0, until - time.monotonic()))
+        assert all(m["kind"] != "ended" for box in got[1:] for m in box)  # not a message from each to each
+    finally:
+        closing = [threading.Thread(target=each.close) for each in links]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join(60)
+    assert cpu() - began < 30  # of 201 agents together; a message from each to each alone is 40,000
+
+
+# --- status ---------------------------------------------------------------------------------------------
+
+
+class Remote:
+    """A node in memory: answers ``status`` and requests for the time."""
+
+    alive = True
+
+    def __init__(self, node, rank, count):
+        self.node, self.rank, self.count = node, rank, count
+
+    def run(self, script, *, stdin=None, on_line=None, deadline=None, root=False):
+        if on_line is not None:
+            for _ in stdin:
+                on_line(f"{time.time():.9f}")
+            return Result(0, "", "", 0.0)
+        state = {
+            "run": RUN, "node": self.node.name, "node_rank": self.rank, "nnodes": self.count, "state": "running",
+            "pid": 7, "start": "9", "boot_id": BOOT, "uid": 0, "began": 1.0, "step": 10, "total": 100, "loss": 2.5,
+        }  # fmt: skip
+        stat = "7 (python) S " + " ".join(["0"] * 18) + " 9 0"
+        lines = [f"uptime {10_000 + self.rank % 7}.00", "current releases/0123456789ab", "me 0", f"boot {BOOT}"]
+        lines += [f"part {RUN}/logs/node{self.rank} root", f"state {json.dumps(state)}", f"stat {stat}"]
+        return Result(0, "\n".join(lines) + "\n", "", 0.0)
+
+    def close(self):
+        pass
+
+
+class Pool:
+    """``Connections`` to nodes in memory."""
+
+    def __init__(self, inventory, dead):
+        self.inventory, self._dead = inventory, dead
+        self._ranks = {node.name: rank for rank, node in enumerate(inventory.nodes)}
+
+    def __getitem__(self, node):
+        if node.name in self._dead:
+            raise NodeUnreachable(node, f"no answer from {node.address} within 10 s")
+        return Remote(node, self._ranks[node.name], len(self._ranks))
+
+
+def ask_all(tmp_path, count, dead=()):
+    inventory = Inventory(
+        path=tmp_path / "inventory.yaml",
+        prefix=PurePosixPath("/opt/llm/current"),
+        nodes=tuple(Node(name, name) for name in names(count)),
+    )
+    return status(Session(inventory, connections=Pool(inventory, dead)))
+
+
+def test_status_of_a_thousand_nodes_is_a_few_lines(tmp_path):
+    result = ask_all(tmp_path, 1000, set(names(1000)[950:]))
+    data, text = status_output(result, time.time())
+    lines = text.splitlines()
+    assert lines[0] == "node[0001-0950]: release 0123456789ab, up 2 h"
+    assert sum("no answer" in line for line in lines) == 1
+    assert next(line for line in lines if "no answer" in line).startswith("node[0951-1000]: no answer: ")
+    assert any(line.startswith("clocks: node[0001-0950] agree") for line in lines)
+    assert len(lines) < 10
+    run = result.runs[RUN]
+    assert (run.state, len(run.parts), run.missing) == ("running", 950, 50)
+    assert data["nodes"]["node0001"]["skew"] is None  # a million pairs
+    assert len(json.dumps(data)) < 3 << 20
+
+
+def test_the_more_nodes_the_fewer_runs_each_lists():
+    assert [listed_runs(count) for count in (1, 16, 163)] == [NEWEST] * 3
+    assert all(count * listed_runs(count) <= PARTS for count in range(163, 2048))
+    assert listed_runs(100_000) == 8
