@@ -1,8 +1,8 @@
-"""Kills a training before each change to the files of its checkpoints, each time before another one.
+"""What a kill leaves at every moment of a training's checkpoints: before each change to their files.
 
-``moments.py FOLDER ARGV…`` forks trainings that save in every step; the N-th is killed (SIGKILL) before its N-th
-change to a file below FOLDER. After each, what ``latest`` names is read in full. The first that ends by itself is the
-last. ``--evaluated``
+``moments.py FOLDER ARGV…`` forks a training that saves in every step. It waits before each change to a file below
+FOLDER, whichever of its threads makes it; meanwhile the folder is copied as it is, which is what SIGKILL would leave,
+and what ``latest`` names is read in full from the copy. ``--evaluated``
 decides the losses of the evaluations at each step (``evaluated.py``).
 
 Prints a JSON object a line: the training's next change, the step and the lowest loss of ``latest``, the
@@ -12,8 +12,8 @@ step that ``best`` names, and the step that it names once the training is resume
 import json
 import os
 import shutil
-import signal
 import sys
+import threading
 from pathlib import Path
 
 import evaluated
@@ -29,15 +29,15 @@ losses = [float(loss) for loss in argv[argv.index("--evaluated") + 1].split(",")
 written = checkpoint.write_to
 
 
-def child(number):
-    seen = 0
+def child(says, goes_on):
+    """The training; ``says`` and ``goes_on`` are descriptors of pipes."""
+    one = threading.RLock()
 
     def happens(what):
-        nonlocal seen
-        seen += 1
-        if seen == number:
-            (folder.parent / "moment").write_text(what)
-            os.kill(os.getpid(), signal.SIGKILL)
+        with one:
+            os.write(says, what.encode() + b"\n")
+            if not os.read(goes_on, 1):
+                os._exit(1)  # nobody looks any more
 
     def heard(event, arguments):
         changes = event != "open" or (len(arguments) > 2 and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
@@ -59,33 +59,47 @@ def child(number):
     os._exit(0)
 
 
-for number in range(1, 1000):
-    shutil.rmtree(folder, ignore_errors=True)
-    sys.stdout.flush()
-    pid = os.fork()
-    if not pid:
-        child(number)
-    status = os.waitpid(pid, 0)[1]
-    if status == 0:
-        break
-    step = best = lowest = again = None
-    if (folder / "latest").exists():
-        found = checkpoint.find(folder / "latest")
-        with torch.device("meta"):
-            sizes = {name: parameter.numel() for name, parameter in Decoder(found.state.shape).named_parameters()}
-        with found.reader() as reader:
-            for name, numel in sizes.items():
-                for kind in ("weight", "exp_avg", "exp_avg_sq"):
-                    assert reader.read(kind, name, 0, numel).isfinite().all()
-        step, lowest = found.state.step, found.state.best_loss
-        best = int(checkpoint.read_pointer(folder, "best")[5:])
-        checkpoint.find(folder / "best")
-        everyone = ranks.Ranks(0, 0, 1, torch.device("cpu"))
-        resumed = checkpoint.Folder(folder, everyone, 1)
-        resumed.prepare()
-        assert resumed.resume(step) == min(losses[:step])
-        again = int(checkpoint.read_pointer(folder, "best")[5:])
-        checkpoint.find(folder / "best")
-    reported = {"before": (folder.parent / "moment").read_text(), "latest": step, "status": status}
-    reported.update(best=best, lowest=lowest, again=again)
-    sys.stdout.write(json.dumps(reported) + "\n")
+def look(folder):
+    """What a training finds there."""
+    found = checkpoint.find(folder / "latest")
+    with torch.device("meta"):
+        sizes = {name: parameter.numel() for name, parameter in Decoder(found.state.shape).named_parameters()}
+    with found.reader() as reader:
+        for name, numel in sizes.items():
+            for kind in ("weight", "exp_avg", "exp_avg_sq"):
+                assert reader.read(kind, name, 0, numel).isfinite().all()
+    step, lowest = found.state.step, found.state.best_loss
+    best = int(checkpoint.read_pointer(folder, "best")[5:])
+    checkpoint.find(folder / "best")
+    everyone = ranks.Ranks(0, 0, 1, torch.device("cpu"))
+    resumed = checkpoint.Folder(folder, everyone, 1)
+    resumed.prepare()
+    assert resumed.resume(step) == min(losses[:step])
+    again = int(checkpoint.read_pointer(folder, "best")[5:])
+    checkpoint.find(folder / "best")
+    return {"latest": step, "lowest": lowest, "best": best, "again": again}
+
+
+shutil.rmtree(folder, ignore_errors=True)
+sys.stdout.flush()
+said, says = os.pipe()
+goes_on, go = os.pipe()
+pid = os.fork()
+if not pid:
+    os.close(said)
+    os.close(go)
+    child(says, goes_on)
+os.close(says)
+os.close(goes_on)
+copy = folder.with_name(f"{folder.name} killed")
+with os.fdopen(said, encoding="utf-8") as moments:
+    for moment in moments:
+        if folder.exists():
+            shutil.copytree(folder, copy)
+        there = (copy / "latest").exists()
+        found = look(copy) if there else dict.fromkeys(("latest", "lowest", "best", "again"))
+        sys.stdout.write(json.dumps({"before": moment.rstrip("\n"), **found}) + "\n")
+        shutil.rmtree(copy, ignore_errors=True)
+        os.write(go, b".")
+status = os.waitpid(pid, 0)[1]
+sys.exit(os.waitstatus_to_exitcode(status))

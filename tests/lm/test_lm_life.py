@@ -76,7 +76,6 @@ def test_kill_at_any_moment_of_a_save_leaves_a_usable_checkpoint(gpt, mode):
     result = gpt.run(HERE / "moments.py", "moments", "--evaluated", ",".join(map(str, losses)), *argv)
     assert result.returncode == 0, result.stdout + result.stderr
     reported = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-    assert {each["status"] for each in reported} == {int(signal.SIGKILL)}
     steps = [each["latest"] for each in reported]
     assert steps == sorted(steps, key=lambda step: step or 0)  # it never names an older one than before
     assert {None, 1, 2, 3} == set(steps)

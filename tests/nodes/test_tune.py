@@ -7,7 +7,7 @@ import yaml
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(900)]
 
-TUNE = ("--tune", "--candidates", "3", "--seconds", "8", "--json", "--gpu", "A100")
+TUNE = ("--tune", "--candidates", "3", "--seconds", "4", "--json", "--gpu", "A100")
 
 
 @pytest.fixture(scope="module")

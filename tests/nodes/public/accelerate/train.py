@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 import sys
+import time
 
 import torch
 from accelerate import Accelerator
@@ -20,7 +21,7 @@ accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(us
 set_seed(7)
 x = torch.linspace(-math.pi, math.pi, 32768).unsqueeze(1)
 net = torch.nn.Sequential(
-    *(torch.nn.Linear(1, 512), torch.nn.Tanh(), torch.nn.Linear(512, 512), torch.nn.Tanh(), torch.nn.Linear(512, 1))
+    *(torch.nn.Linear(1, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
 )
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.max_steps * accelerator.num_processes)
@@ -40,6 +41,7 @@ while step < args.max_steps:
         schedule.step()
         optimizer.zero_grad()
         step += 1
+        time.sleep(0.05)  # as long as the step of a larger model, which a test can kill and stop between others
         mean = accelerator.reduce(loss.detach(), "mean").item()
         accelerator.print(f"step {step} loss {mean:.8f}", flush=True)
         if step % args.save_steps == 0:
