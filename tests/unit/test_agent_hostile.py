@@ -94,7 +94,7 @@ def taken(plan, *messages):
 
 # --- messages ----------------------------------------------------------------------------------------------------
 
-KINDS = ["stop", "failed", "gone", "lost", "back", "ended", "stacks?", "stacks", "broken", "other"]
+KINDS = ["stop", "failed", "gone", "lost", "back", "ended", "stack?", "stacks?", "stacks", "broken", "other"]
 
 
 @given(

@@ -276,16 +276,16 @@ def test_the_stack_of_the_named_rank_is_taken_once_on_its_node(tmp_path, monkeyp
         head, control, _ = part(tmp_path / "a", 0, os.getpid(), {rounds.VARIABLE: "1"})
         other, theirs, written = part(tmp_path / "b", 1, child.pid, {rounds.VARIABLE: "1"})
         stack.callback(child.stdin.close)
-        for each in (head, other):
+        for each in (head, other, control, theirs):
             stack.callback(each.close)
         asked = []
         control.link = SimpleNamespace(send=lambda kind, **fields: asked.append({"kind": kind, "node": "n0", **fields}))
         for second in range(6):
             head.look("training", float(second), float(second))
         assert {"kind": "stack?", "node": "n0", "straggler": 1} in asked
-        theirs.link = SimpleNamespace(send=lambda *_, **__: None)
+        theirs.link = SimpleNamespace(send=lambda *_, **__: None, take=lambda: asked[-1:])
         for second in range(100, 160):  # it is asked again and again
-            theirs._message(asked[-1])
+            theirs.take()
             other.look("training", None, float(second) / 2)
             if thread := next((each for each in threading.enumerate() if each.name == "stack"), None):
                 thread.join(20)
