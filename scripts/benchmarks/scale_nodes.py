@@ -1,8 +1,8 @@
 """Commands on real nodes, for the model of ``scale_model``: seconds, and CPU time here and on the nodes.
 
-- ``on_sandbox``: ``status``, ``check``, ``train`` and ``stop`` on sandbox nodes, each with its own sshd and file system.
-- ``status_of_many``: ``status`` of up to a thousand nodes on this machine: loopback addresses of one sshd, which starts a
-  process for each connection. The controller does for them what it does for a thousand machines.
+- ``on_sandbox``: ``status``, ``check``, ``train`` and ``stop`` on sandbox nodes, each with its sshd and file system.
+- ``status_of_many``: ``status`` of up to a thousand nodes on this machine: loopback addresses of one sshd, which starts
+  a process for each connection. The controller does for them what it does for a thousand machines.
 """
 
 import os
@@ -101,7 +101,7 @@ def status_of_many(count: int, dead: int = 0) -> Measured:
         return run(["status", "-i", str(folder / "inventory.yaml")], folder, lambda: used(sshd, children=True))
     finally:
         os.kill(sshd, 15)
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # sshd deletes its pid
 
 
 def _start_sshd(folder: Path) -> int:
@@ -124,4 +124,3 @@ def _start_sshd(folder: Path) -> int:
     while not (folder / "pid").exists() and time.monotonic() < until:
         time.sleep(0.01)
     return int((folder / "pid").read_text())
-
