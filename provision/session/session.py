@@ -48,7 +48,13 @@ Script = str | Callable[[Node], str]
 Compile = Callable[[Sequence[Step], str], str]  # steps and a token to a script
 
 AT_ONCE = 64  # nodes; close to what clush and pdsh do (64 and 32)
+_QUARTER = 4
 _FEW = 8  # unfinished nodes that are named in the progress
+
+
+def steps_at_once(nodes: int) -> int:
+    """How many of so many nodes carry out steps at a time. Steps take longer on a node than here: a quarter of many."""
+    return max(AT_ONCE, nodes // _QUARTER)
 
 
 class Session:
@@ -200,7 +206,7 @@ class Session:
 
         shown = state if callable(state) else lambda _: state
         nodes = [node for node in self.nodes if steps.get(node.name)]
-        return self.work(key, title, one, on=nodes, state=shown, changes=True)
+        return self.work(key, title, one, on=nodes, state=shown, limit=steps_at_once(len(nodes)), changes=True)
 
     def work(
         self,

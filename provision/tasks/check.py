@@ -150,7 +150,9 @@ def _visit(session: Session, plan: Plan, probed: Sequence[str], options: CheckOp
         except RootRefused as refused:
             return _Visit(answers, refused)
 
-    outcome = session.work("check", f"Checking {number(len(session.nodes), 'node')}", visit, limit=at_once(len(session.nodes)))
+    outcome = session.work(
+        "check", f"Checking {number(len(session.nodes), 'node')}", visit, limit=at_once(len(session.nodes))
+    )
     if refused := {name: visit.refused for name, visit in outcome.ok.items() if visit.refused}:
         why = next(iter(refused.values())).reason
         session.emit(Notice(f"{fold(refused)}: root is not available, so some checks stay UNKNOWN: {why}"))

@@ -75,8 +75,8 @@ def show_model() -> None:
     """Print the prediction for nodes with their own cores."""
     for count in (16, 128, 1000):
         names = [f"node{number:04}" for number in range(count)]
-        for name, stages in scale_model.COMMANDS.items():
-            found = scale_model.simulate(stages, names)
+        for name, command in scale_model.COMMANDS.items():
+            found = scale_model.simulate(command, names)
             slowest = max(found.stages, key=lambda stage: found.stages[stage])
             print(
                 f"{count:5} {name:15} {found.seconds:7.1f} s, CPU {found.here:5.1f} s; "
@@ -86,9 +86,7 @@ def show_model() -> None:
 
 def text_of(found: scale_nodes.Measured) -> str:
     """A measurement as text."""
-    return (
-        f"{found.seconds:.1f} s, CPU {found.here:.2f} s, nodes' CPU {found.there:.1f} s, {found.memory:.0f} MB"
-    )
+    return f"{found.seconds:.1f} s, CPU {found.here:.2f} s, nodes' CPU {found.there:.1f} s, {found.memory:.0f} MB"
 
 
 if __name__ == "__main__":

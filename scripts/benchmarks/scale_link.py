@@ -5,7 +5,6 @@ processes: the real protocol over 127.0.0.1, a thread for each. What they need i
 machine with it, so wall times here are upper bounds.
 """
 
-import contextlib
 import json
 import os
 import resource
@@ -96,7 +95,7 @@ def _process(ranks: Sequence[int], link: dict[str, Any]) -> None:
             for each in mine.links[: values[1]]:
                 each.send(values[0], attempt=1, failed=0, text="a rank failed: exit code 1", **values[2])
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        answer = [usage.ru_utime + usage.ru_stime, usage.ru_maxrss >> 10, len(os.listdir("/proc/self/fd"))]
+        answer = [usage.ru_utime + usage.ru_stime, usage.ru_maxrss >> 10, len(list(Path("/proc/self/fd").iterdir()))]
         print(json.dumps(answer), flush=True)
 
 
@@ -117,69 +116,72 @@ class _Child:
         return cpu, memory, files
 
 
+class _Agents:
+    """All agents of a run, in a few processes; a context manager that ends them."""
+
+    def __init__(self, count: int) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        names = [f"n{rank + 1:04}" for rank in range(count)]
+        link = {"host": "127.0.0.1", "port": port, "token": secrets.token_hex(32), "nodes": names, "lost_after": 600.0}
+        self.found: dict[str, float] = {}
+        self.hub = _Child([0], link)
+        before = self.look()[0]
+        began = time.monotonic()
+        self.others = [_Child(range(1 + first, count, PROCESSES), link) for first in range(min(PROCESSES, count - 1))]
+        tell(self.others, "look")
+        self.found["connect, s"] = time.monotonic() - began
+        self.found["connect, hub CPU s"] = self.look()[0] - before
+
+    def look(self) -> tuple[float, int, int]:
+        """The hub's CPU seconds, memory in MB and open files."""
+        self.hub.ask("look")
+        return self.hub.answer()
+
+    def measure(self, name: str, some: Sequence[_Child], *words: Any) -> None:
+        """Let processes carry out a command, and note its seconds and the hub's CPU time."""
+        before, began = self.look()[0], time.monotonic()
+        tell(some, *words)
+        self.found[f"{name}, s"] = time.monotonic() - began
+        self.found[f"{name}, hub CPU s"] = self.look()[0] - before
+
+    def __enter__(self) -> "_Agents":  # noqa: PYI034 - Self is of Python 3.11
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for child in [self.hub, *self.others]:
+            child.process.kill()
+            child.process.communicate()
+
+
+def tell(children: Sequence[_Child], *words: Any) -> None:
+    """Give processes a command, and wait until all have carried it out."""
+    for child in children:
+        child.ask(*words)
+    for child in children:
+        child.answer()
+
+
 def measure(count: int) -> dict[str, float]:
     """What the hub of ``count`` nodes needs.
 
     Returns:
         By name: seconds of wall and of the hub's CPU time, its memory in MB and its file descriptors.
     """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    names = [f"n{rank + 1:04}" for rank in range(count)]
-    link = {"host": "127.0.0.1", "port": port, "token": secrets.token_hex(32), "nodes": names, "lost_after": 600.0}
-    hub = _Child([0], link)
-    hub.ask("look")
-    start, _, _ = hub.answer()
-    began = time.monotonic()
-    others = [_Child(range(1 + first, count, PROCESSES), link) for first in range(min(PROCESSES, count - 1))]
-    for child in others:
-        child.ask("look")
-    for child in others:
-        child.answer()
-    children = [hub, *others]
-    hub.ask("look")
-    found = {"connect, s": time.monotonic() - began, "connect, hub CPU s": hub.answer()[0] - start}
-
-    def together(name: str, *words: Any, ask: Sequence[_Child] = children) -> None:
-        hub.ask("look")
-        before, _, _ = hub.answer()
-        began = time.monotonic()
-        for child in ask:
-            child.ask(*words)
-        for child in ask:
-            child.answer()
-        found[f"{name}, s"] = time.monotonic() - began
-        hub.ask("look")
-        found[f"{name}, hub CPU s"] = hub.answer()[0] - before
-
-    try:
-        together("meet", "meet")
-        together("meet again", "meet")
-        hub.ask("look")
-        before, found["memory, MB"], found["files"] = hub.answer()
+    with _Agents(count) as agents:
+        everyone, found = [agents.hub, *agents.others], agents.found
+        agents.measure("meet", everyone, "meet")
+        agents.measure("meet again", everyone, "meet")
+        before, found["memory, MB"], found["files"] = agents.look()
         threading.Event().wait(IDLE)
-        hub.ask("look")
-        found["heartbeats, % of a core"] = 100 * (hub.answer()[0] - before) / IDLE
-        if len(others) > 1:
-            others[0].ask("send", "failed", 1, {})
-            others[0].answer()
-            together("one failure reaches all", "wait", "failed", 1, ask=[hub, *others[1:]])
-        for child in others:
-            child.ask("send", "ended", count, {"to": 0})
-        for child in others:
-            child.answer()
-        together("all end", "wait", "ended", count - 1, ask=[hub])
-        together("and meet", "meet")
-        hub.ask("look")
-        found["memory at the end, MB"] = hub.answer()[1]
-    finally:
-        for child in children:
-            child.process.kill()
-            child.process.wait()
-            for stream in (child.process.stdin, child.process.stdout):
-                with contextlib.suppress(OSError):
-                    if stream:
-                        stream.close()
+        found["heartbeats, % of a core"] = 100 * (agents.look()[0] - before) / IDLE
+        if len(agents.others) > 1:
+            tell(agents.others[:1], "send", "failed", 1, {})
+            agents.measure("one failure reaches all", [agents.hub, *agents.others[1:]], "wait", "failed", 1)
+        tell(agents.others, "send", "ended", count, {"to": 0})
+        agents.measure("all end", [agents.hub], "wait", "ended", count - 1)
+        agents.measure("and meet", everyone, "meet")
+        found["memory at the end, MB"] = agents.look()[1]
     return found
 
 

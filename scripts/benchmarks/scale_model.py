@@ -3,8 +3,8 @@
 Time is virtual. The real ``fan_out`` runs its real threads: a node's work, in place of a connection, sleeps in virtual
 time and takes turns at the controller's one core (Python runs one thread at a time). So order, limits and waves are
 those of the product. Chains come from the real ``form_chains`` and ``hops``, their units from the real ``batches``. The
-ports between nodes that the gate tries come from the real ``pairs``. Equal arguments give equal results: the jitter of a
-node depends only on the seed and its name, and one thread runs at a time.
+ports between nodes that the gate tries come from the real ``pairs``. Equal arguments give equal results: the jitter of
+a node depends only on the seed and its name, and one thread runs at a time.
 
 What is modelled: round trips, CPU time here and on the node, bandwidth, nodes that are dead or slow. What is not: loss,
 disks, other users, a jump host.
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from provision.checks.kit.measures import pairs
 from provision.errors import ClusterctlError
 from provision.model import Node, Part, Ssh
-from provision.session.session import AT_ONCE
+from provision.session.session import AT_ONCE, steps_at_once
 from provision.ssh.fanout import fan_out
 from provision.ssh.wire import NodeUnreachable
 from provision.tasks import check
@@ -75,7 +75,9 @@ class World:
             self._wake_next()
         event.wait()
 
-    def each(self, nodes: Sequence[Node], work: Callable[[Node], None], limit: int) -> dict[str, ClusterctlError | None]:
+    def each(
+        self, nodes: Sequence[Node], work: Callable[[Node], None], limit: int
+    ) -> dict[str, ClusterctlError | None]:
         """Run ``work`` for all nodes through the real ``fan_out``; ends at the time of the last one."""
         numbers = {node.name: number for number, node in enumerate(nodes)}
         begun = 0
@@ -114,6 +116,7 @@ class Visit:
         here: seconds of the controller's CPU time.
         there: seconds of the node's CPU time.
         waits: seconds in which the node waits for something.
+        sent: bytes that the controller sends to each node, over its one link.
         limit: nodes at a time, or a function of the number of nodes.
         neighbours: the nodes connect to one another in pairs.
     """
@@ -123,6 +126,7 @@ class Visit:
     here: float = 0.0
     there: float = 0.0
     waits: float = 0.0
+    sent: int = 0
     limit: int | Callable[[int], int] = AT_ONCE
     neighbours: bool = False
 
@@ -152,9 +156,9 @@ class Costs:
     """What the model takes from measurements, in seconds; docs/scale.md says how they were measured.
 
     Attributes:
-        start: the command until it connects, and its output.
         connect_here: the controller's CPU time for a connection.
         connect_there: the node's.
+        open_here: the controller's CPU time for each second of an open connection.
         connect_trips: round trips of a login.
         round_trip: between the controller and a node.
         jitter: relative, of each node's own times.
@@ -163,9 +167,9 @@ class Costs:
         cores: cores that controller and nodes share, if the nodes are on the controller's machine; None: they are not.
     """
 
-    start: float = 0.55
     connect_here: float = 0.0048
     connect_there: float = 0.018
+    open_here: float = 0.000043
     connect_trips: int = 7
     round_trip: float = 0.0003
     jitter: float = 0.2
@@ -183,39 +187,59 @@ class Faults:
     refused: Collection[tuple[str, str]] = ()  # hops that do not work
 
 
-STATUS: tuple[Stage, ...] = (
-    Visit("asking", here=0.0025, there=0.009),
-    Visit("clocks", trips=6, here=0.0034, there=0.012, limit=CLOCKS_AT_ONCE),
+@dataclass(frozen=True)
+class Command:
+    """A command: seconds of CPU time until it connects and for its output, and its stages."""
+
+    start: float
+    stages: tuple[Stage, ...]
+
+
+STATUS = Command(
+    0.55,
+    (
+        Visit("asking", here=0.0025, there=0.009),
+        Visit("clocks", trips=6, here=0.0034, there=0.012, limit=CLOCKS_AT_ONCE),
+    ),
 )
-CHECK: tuple[Stage, ...] = (Visit("probes", here=0.016, there=0.095, waits=1.5, limit=check.at_once),)
-START: tuple[Stage, ...] = (
-    Visit("prepare", here=0.014, there=0.16),
-    Visit("probes", here=0.013, there=0.06),
-    Visit("talk", trips=12, here=0.006, there=0.06, limit=all_at_once),
-    Visit("ports", trips=2, here=0.002, there=0.005, limit=all_at_once, neighbours=True),
-    Visit("agents", here=0.007, there=0.2, limit=all_at_once),
-    Meeting("meeting", here=0.0011),
+CHECK = Command(0.95, (Visit("probes", here=0.009, there=0.19, waits=1.5, limit=check.at_once),))
+START = Command(
+    1.05,
+    (
+        Visit("prepare", here=0.008, there=0.16, sent=600_000),
+        Visit("probes", here=0.008, there=0.06),
+        Visit("talk", trips=12, here=0.005, there=0.06, limit=all_at_once),
+        Visit("ports", trips=2, here=0.002, there=0.005, limit=all_at_once, neighbours=True),
+        Visit("agents", here=0.005, there=0.3, limit=all_at_once),
+        Meeting("meeting", here=0.0011),
+    ),
 )
-STOP: tuple[Stage, ...] = (
-    Visit("finding", here=0.003, there=0.02),
-    Visit("stopping", here=0.003, there=0.06, waits=0.3, limit=all_at_once),
+STOP = Command(
+    0.55,
+    (
+        Visit("finding", here=0.003, there=0.02),
+        Visit("stopping", here=0.005, there=0.15, waits=0.3, limit=all_at_once),
+    ),
 )
 
 
-def deploy(size: int) -> tuple[Stage, ...]:
-    """The stages of ``deploy`` of a bundle of so many bytes; ``waits`` of the last: the smoke test."""
-    return (
-        Visit("examine", here=0.004, there=0.02),
-        Visit("survey", here=0.003, there=0.02, limit=TRANSFERS_AT_ONCE),
-        Visit("install", here=0.004, there=0.03, limit=TRANSFERS_AT_ONCE),
-        Visit("hops", here=0.003, there=0.05, limit=TRANSFERS_AT_ONCE),
-        Send("sending", size),
-        Visit("clean", here=0.003, there=0.02, limit=TRANSFERS_AT_ONCE),
-        Visit("switch", here=0.006, there=0.1, waits=10.0),
+def deploy(size: int) -> Command:
+    """``deploy`` of a bundle of so many bytes; the smoke test of the last stage takes 10 s."""
+    return Command(
+        1.0,
+        (
+            Visit("examine", here=0.004, there=0.02),
+            Visit("survey", here=0.003, there=0.02, limit=TRANSFERS_AT_ONCE),
+            Visit("install", here=0.004, there=0.03, limit=TRANSFERS_AT_ONCE),
+            Visit("hops", here=0.003, there=0.05, limit=TRANSFERS_AT_ONCE),
+            Send("sending", size),
+            Visit("clean", here=0.003, there=0.02, limit=TRANSFERS_AT_ONCE),
+            Visit("switch", here=0.006, there=0.1, waits=10.0, limit=steps_at_once),
+        ),
     )
 
 
-COMMANDS: Mapping[str, tuple[Stage, ...]] = {
+COMMANDS: Mapping[str, Command] = {
     "status": STATUS,
     "check": CHECK,
     "start": START,
@@ -242,16 +266,16 @@ class Outcome:
 
 
 def simulate(
-    stages: Sequence[Stage],
+    command: Command,
     names: Sequence[str],
     costs: Costs | None = None,
     faults: Faults | None = None,
     *,
     seed: int = 0,
 ) -> Outcome:
-    """Run a command's stages on nodes; a node that failed takes part in no later stage."""
+    """Run a command on nodes; a node that failed takes part in no later stage."""
     run = _Command(costs or Costs(), faults or Faults(), seed)
-    return run.run(stages, [Node(name, name) for name in names])
+    return run.run(command, [Node(name, name) for name in names])
 
 
 class _Command:
@@ -260,15 +284,16 @@ class _Command:
         self._world = World()
         self._shared = Processor(costs.cores)
         self._python = Processor(1)
+        self._uplink = Processor(1)
         self._connected: set[str] = set()
         self._here = 0.0
 
-    def run(self, stages: Sequence[Stage], nodes: Sequence[Node]) -> Outcome:
+    def run(self, command: Command, nodes: Sequence[Node]) -> Outcome:
         """See ``simulate``."""
         took: dict[str, float] = {}
         failed: dict[str, str] = {}
-        self._compute(self._costs.start)
-        for stage in stages:
+        self._compute(command.start)
+        for stage in command.stages:
             began = self._world.now
             left = [node for node in nodes if node.name not in failed]
             if not left:
@@ -301,6 +326,8 @@ class _Command:
             for _ in range(3):
                 self._turn(costs.connect_here / 3, costs.connect_there / 3 * rate, costs.connect_trips / 3)
             self._connected.add(node.name)
+        if stage.sent:
+            world.sleep_until(self._uplink.take(world.now, stage.sent / costs.link))
         self._turn(stage.here / 2, stage.there * rate, stage.trips)
         world.sleep_until(world.now + stage.waits * rate + degree.get(node.name, 0) * costs.round_trip)
         self._turn(stage.here / 2, 0.0, 0)
@@ -316,6 +343,8 @@ class _Command:
     def _compute(self, seconds: float) -> None:
         """Use the controller's core: one thread at a time, and the shared cores if there are any."""
         world = self._world
+        # Open connections look at their timers: a share of the core.
+        seconds /= 1 - min(0.9, self._costs.open_here * len(self._connected))
         self._here += seconds
         end = max(self._python.take(world.now, seconds), self._shared.take(world.now, seconds))
         if threading.current_thread() is threading.main_thread():

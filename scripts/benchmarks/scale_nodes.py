@@ -1,12 +1,13 @@
 """Commands on real nodes, for the model of ``scale_model``: seconds, and CPU time here and on the nodes.
 
-- ``on_sandbox``: ``status``, ``check``, ``train`` and ``stop`` on sandbox nodes, each with its own sshd and file system.
-- ``status_of_many``: ``status`` of up to a thousand nodes on this machine: loopback addresses of one sshd, which starts a
-  process for each connection. The controller does for them what it does for a thousand machines.
+- ``on_sandbox``: ``status``, ``check``, ``train`` and ``stop`` on sandbox nodes, each with its sshd and file system.
+- ``status_of_many``: ``status`` of up to a thousand nodes on this machine: loopback addresses of one sshd, which starts
+  a process for each connection. The controller does for them what it does for a thousand machines.
 """
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -87,21 +88,26 @@ def on_sandbox(counts: Sequence[int]) -> dict[int, dict[str, Measured]]:
 
 
 def status_of_many(count: int, dead: int = 0) -> Measured:
-    """``status`` of so many addresses of one sshd, and of others where nothing answers."""
+    """``status`` of so many addresses of one sshd, and of others that never answer."""
     folder = Path(tempfile.mkdtemp(prefix="clusterctl-scale-", dir="/var/tmp"))
+    silent = socket.create_server(("0.0.0.0", 0), backlog=512)  # the kernel accepts, and no banner follows
     sshd = _start_sshd(folder)
     try:
         addresses = [f"127.0.{1 + number // 250}.{1 + number % 250}" for number in range(count - dead)]
-        addresses += [f"203.0.113.{1 + number}" for number in range(dead)]  # TEST-NET-3: no route, or no answer
         host = " ".join((folder / "host.pub").read_text().split()[:2])
         (folder / "known_hosts").write_text("".join(f"[{address}]:{PORT} {host}\n" for address in addresses))
         lines = "".join(f"  node{number + 1:04}: {address}\n" for number, address in enumerate(addresses))
+        lines += "".join(
+            f"  node{number + 1:04}: 127.0.{8 + number // 250}.{1 + number % 250}:{silent.getsockname()[1]}\n"
+            for number in range(count - dead, count)
+        )
         ssh = f"{{user: root, key: {folder}/key, port: {PORT}, known_hosts: {folder}/known_hosts}}"
         (folder / "inventory.yaml").write_text(f"prefix: {folder}/env/current\nssh: {ssh}\nnodes:\n{lines}")
         return run(["status", "-i", str(folder / "inventory.yaml")], folder, lambda: used(sshd, children=True))
     finally:
+        silent.close()
         os.kill(sshd, 15)
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # sshd deletes its pid
 
 
 def _start_sshd(folder: Path) -> int:
@@ -124,4 +130,3 @@ def _start_sshd(folder: Path) -> int:
     while not (folder / "pid").exists() and time.monotonic() < until:
         time.sleep(0.01)
     return int((folder / "pid").read_text())
-
