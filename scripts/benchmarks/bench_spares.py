@@ -1,17 +1,17 @@
-# ruff: noqa: T201 - a program that prints
 """Seconds from the loss of a node until the program has started again on all nodes, with real agents on this machine.
 
     scripts/bench spares [--nodes 16] [--runs 3] [--lost 0,5]
 
-Each node is an agent with its own loopback address and folder, and starts one small Python program that has a checkpoint
-on every node. A lost node is ``kill -9`` of both processes of its agent and of its program: the kernel closes its
-connections, as when a machine crashes behind a switch that answers. ``--lost`` are the positions to kill, one after the
-other; 0 is the hub. A node that is only silent (no power) is noticed ``--lost-after`` later, which is not measured.
+Each node is an agent with its own loopback address and folder, and starts one small Python program that has a
+checkpoint on every node. A lost node is ``kill -9`` of both processes of its agent and of its program: the kernel
+closes its connections. ``--lost`` are the positions to kill, one after the other; 0 is the hub. A node that is only silent (no
+power) is noticed ``--lost-after`` later, which is not measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
@@ -72,8 +72,7 @@ def measure(count: int, lost: int) -> float:
             started = [agent("start", folder) for folder in folders]
             for each in started:
                 each.wait(timeout=LIMIT)
-            members = [folder for folder in folders[:count]]
-            wait(lambda: all((folder / "out/step-1/complete.json").exists() for folder in members))
+            wait(lambda: all((folder / "out/step-1/complete.json").exists() for folder in folders[:count]))
             kill(folders[lost], run, f"n{lost}")
             at = time.time()
             left = [folder for position, folder in enumerate(folders) if position != lost]
@@ -86,11 +85,10 @@ def measure(count: int, lost: int) -> float:
 
 def plan(run: str, position: int, count: int, link: dict[str, Any]) -> dict[str, Any]:
     """A node's plan."""
-    return {
-        **{"version": 2, "run": run, "node": f"n{position}", "node_rank": position, "nnodes": count, "link": link},
-        **{"argv": [sys.executable, "-c", PROGRAM], "env": {}, "each_rank": True, "logs": "logs", "cwd": "."},
-        **{"first_rank": position % count, "resume": {"output": "out"}, "none_ok": True, "port": 29400, "grace": 1.0},
-    }
+    place = {"node": f"n{position}", "node_rank": position, "nnodes": count, "first_rank": position % count}
+    program = {"argv": [sys.executable, "-c", PROGRAM], "env": {}, "each_rank": True, "logs": "logs", "cwd": "."}
+    rest = {"resume": {"output": "out"}, "none_ok": True, "port": 29400, "grace": 1.0}
+    return {"version": 2, "run": run, "link": link, **place, **program, **rest}
 
 
 def agent(what: str, folder: Path) -> subprocess.Popen[bytes]:
@@ -113,11 +111,9 @@ def kill(folder: Path, run: str, node: str) -> None:
         os.kill(state[key], signal.SIGKILL)
     marks = {f"CLUSTERCTL_RUN={run}".encode(), f"CLUSTERCTL_NODE={node}".encode()}
     for path in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):  # it has exited, or belongs to another user
             if marks <= set((path / "environ").read_bytes().split(b"\0")):
                 os.kill(int(path.name), signal.SIGKILL)
-        except (OSError, ValueError):
-            continue  # it has exited, or belongs to another user
 
 
 def wait(true: Any) -> None:
