@@ -4,8 +4,8 @@
 
 Each node is an agent with its own loopback address and folder, and starts one small Python program that has a
 checkpoint on every node. A lost node is ``kill -9`` of both processes of its agent and of its program: the kernel
-closes its connections. ``--lost`` are the positions to kill, one after the other; 0 is the hub. A node that is only silent (no
-power) is noticed ``--lost-after`` later, which is not measured.
+closes its connections. ``--lost`` are the positions to kill, one after the other; 0 is the hub. A node that is only
+silent (no power) is noticed ``--lost-after`` later, which is not measured.
 """
 
 from __future__ import annotations
