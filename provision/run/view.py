@@ -315,7 +315,7 @@ def _node(known: _Known, part: Part, now: float) -> NodeView:
     time = finite(sample.get("time"))
     return replace(
         node_view(part.node, sample),
-        rank=part.rank,
+        rank=None if part.spare else part.rank,
         state="no answer" if known.silent else part.state,
         phase=short(str(part.fields.get("phase") or "")) if part.live else "",
         step=part.number("step"),

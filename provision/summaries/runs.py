@@ -40,6 +40,7 @@ def run_data(run: Run, now: float) -> dict[str, Any]:
         "state": run.state,
         "nodes": list(run.nodes),
         "missing_nodes": run.missing,
+        "excluded": head.fields.get("excluded") or {},
         "owner": run.owner,
         **{key: run.reporter.fields.get(key) for key in ("step", "total", "loss")},
         "phase": run.current(head).fields.get("phase"),
@@ -85,9 +86,7 @@ def run_output(result: RunStatus, now: float) -> Summary:
         f"step {_steps(run.reporter)}" if run.reporter.number("step") is not None else "",
         f"loss {loss:.4g}" if (loss := run.reporter.number("loss")) is not None else "",
         f"{duration(left)} left" if left is not None else "",
-        f"attempt {head.fields.get('attempt')} of {head.fields.get('attempts')}"
-        if (head.number("attempts") or 1) > 1 or (head.number("attempt") or 1) > 1
-        else "",
+        _attempt(head),
         f"from {head.fields['checkpoint']}" if head.fields.get("checkpoint") else "",
     ]
     if text := ", ".join(part for part in progress if part):
@@ -96,6 +95,8 @@ def run_output(result: RunStatus, now: float) -> Summary:
     about.append(
         f"  started {duration(age)} ago by {run.owner or '?'}" if age is not None else f"  by {run.owner or '?'}"
     )
+    excluded = head.fields.get("excluded") or {}
+    about += [f"  continues without {printable(node)}: {printable(why)}" for node, why in excluded.items()]
     if run.networks:
         about.append(f"  network that NCCL uses: {'; '.join(run.networks)}")
     kept = {str(part.fields["kept"]): part.node for part in reversed(run.parts) if part.fields.get("kept")}
@@ -117,6 +118,14 @@ def run_output(result: RunStatus, now: float) -> Summary:
     lines += [f"{names}: no answer: {why}" for why, names in fold_equal(result.unreachable).items()]
     lines.append(_next(run))
     return data, "\n".join(lines)
+
+
+def _attempt(head: Part) -> str:
+    """``attempt 2 of 3``; without the number of attempts if replacements of nodes have added some."""
+    number, most = head.number("attempt") or 1, head.number("attempts") or 1
+    if number > most:
+        return f"attempt {number:.0f}"
+    return f"attempt {number:.0f} of {most:.0f}" if most > 1 else ""
 
 
 def _of_another(run: Run, users: Mapping[str, int | None]) -> bool:
@@ -146,7 +155,7 @@ def _part_row(part: Part, total: float | None) -> list[str]:
     gpus = [gpu for gpu in sample.get("gpus") or () if isinstance(gpu, Mapping)]
     return [
         part.node,
-        str(part.rank),
+        "-" if part.spare else str(part.rank),
         part.state,
         str(part.fields.get("phase") or "-") if part.live else "-",
         _steps(part, total),
@@ -160,7 +169,7 @@ def _part_row(part: Part, total: float | None) -> list[str]:
 
 def _part_data(part: Part) -> dict[str, Any]:
     return {
-        "rank": part.rank,
+        "rank": None if part.spare else part.rank,
         "state": part.state,
         "alive": part.alive,
         **{

@@ -35,6 +35,7 @@ CHINESE: Mapping[str, str] = {
     # states and phases
     "starting": "启动中",
     "meeting": "等待节点",
+    "spare": "备用",
     "running": "运行中",
     "ending": "结束中",
     "finished": "已完成",

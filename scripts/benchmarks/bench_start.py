@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PLAN = {"version": 1, "run": "r", "node": "n", "argv": ["/bin/true"], "env": {}, "logs": "logs"}
+PLAN = {"version": 2, "run": "r", "node": "n", "argv": ["/bin/true"], "env": {}, "logs": "logs"}
 INVENTORY = "prefix: /opt/llm/current\nnodes:\n  node01: 127.0.0.1\n"
 # A process that ends where it would connect.
 STATUS = """

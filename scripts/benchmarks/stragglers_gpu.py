@@ -97,7 +97,7 @@ class Run:
         kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "PYTHONPATH") if name in os.environ}
         env = {"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "2", "CLUSTERCTL_STRAGGLER_ROUND": str(round_), **kept}
         plan: dict[str, Any] = {
-            "version": 1,
+            "version": 2,
             "run": "stragglers-gpu",
             "node": socket.gethostname(),
             "argv": [sys.executable, str(Path(__file__).resolve()), "--train", str(folder)],

@@ -180,3 +180,49 @@ def test_failure_of_an_earlier_attempt_is_not_the_reason(follower):
         {"event": "end", "state": "failed", "why": None},
     )
     assert follower.failures == {"a": "failed without reporting a reason"}
+
+
+@pytest.fixture
+def with_spare(tmp_path, seen):
+    follower = Follower("r1", ["a", "b", "c"], tmp_path, active=2, emit=seen.append)
+    yield follower
+    follower.close()
+
+
+def test_a_replaced_node_no_longer_counts(with_spare, seen):
+    first = {"event": "attempt", "attempt": 1, "nodes": ["a", "b"]}
+    second = {"event": "attempt", "attempt": 2, "nodes": ["a", "c"], "checkpoint": "step-4"}
+    tell(with_spare, "a", first, {"event": "started"})
+    tell(with_spare, "b", first, {"event": "started"})
+    assert with_spare.started
+    tell(with_spare, "b", {"event": "gone"})
+    assert "b" in with_spare.failures
+    text = "its agent died without reporting"
+    tell(with_spare, "a", {"event": "replaced", "node": "b", "spare": "c", "rank": 1, "text": text}, second)
+    assert f"b lost ({text}): spare c takes rank 1" in notices(seen)
+    assert (with_spare.members, with_spare.failures) == (("a", "c"), {})
+    tell(with_spare, "c", {"event": "progress", "step": 5, "loss": 1.5}, FINISHED)
+    assert with_spare.state == "running"
+    tell(with_spare, "a", FINISHED)
+    assert (with_spare.over, with_spare.state, with_spare.steps) == (True, "finished", 5)
+
+
+def test_a_lost_spare_is_no_failure(with_spare):
+    tell(with_spare, "c", {"event": "gone"})
+    for name in "ab":
+        tell(with_spare, name, FINISHED)
+    assert (with_spare.state, with_spare.failures) == ("finished", {})
+
+
+def test_a_node_that_was_replaced_and_reports_its_end_later_is_no_failure(with_spare):
+    tell(with_spare, "a", {"event": "attempt", "attempt": 2, "nodes": ["a", "c"]})
+    tell(with_spare, "b", failed("b", "the run continues without b"))
+    for name in "ac":
+        tell(with_spare, name, FINISHED)
+    assert (with_spare.state, with_spare.failures) == ("finished", {})
+
+
+@pytest.mark.parametrize("nodes", [None, "a", [], ["x"], [1, None]])
+def test_invalid_nodes_of_an_attempt_change_nothing(with_spare, nodes):
+    tell(with_spare, "a", {"event": "attempt", "attempt": 2, "nodes": nodes})
+    assert with_spare.members == ("a", "b")

@@ -151,3 +151,24 @@ def test_state_of_an_excluded_node_is_no_longer_part_of_the_run():
     later = {"nnodes": 2, "began": 200.0, "message": "finished"}
     run = run_of(gpu01=state("gpu01", 0), gpu02=state("gpu02", 0, **later), gpu03=state("gpu03", 1, **later))
     assert (run.nodes, run.state, run.missing) == (("gpu02", "gpu03"), "finished", 0)
+
+
+def test_a_run_with_a_replaced_node_has_its_members_in_the_order_of_their_ranks():
+    """The lost node's own state still lists itself; the others' states are newer."""
+
+    def of(node, rank, members, now, **fields):
+        text = state(node, rank, message=now)
+        start, _, about = text.rpartition("state ")
+        return f"{start}state {json.dumps(json.loads(about) | {'members': members} | fields)}"
+
+    now, lost = ["gpu01", "gpu04", "gpu03"], {"gpu02": "no power"}
+    run = run_of(
+        gpu01=of("gpu01", 0, now, "finished", excluded=lost),
+        gpu02=of("gpu02", 1, ["gpu01", "gpu02", "gpu03"], "running", excluded={}),
+        gpu03=of("gpu03", 2, now, "finished", excluded=lost),
+        gpu04=of("gpu04", 3, now, "finished", excluded=lost),
+    )
+    assert (run.members, run.spares, run.missing, run.state) == (tuple(now), (), 0, "finished")
+    assert [(part.rank, part.position) for part in run.parts] == [(0, 0), (1, 3), (2, 2)]
+    idle = run_of(gpu01=of("gpu01", 0, now[:1], "finished"), gpu04=of("gpu04", 1, now[:1], "failed"))
+    assert (idle.members, idle.spares, idle.state) == (("gpu01",), ("gpu04",), "finished")

@@ -347,7 +347,7 @@ def test_detach_names_an_unreachable_node(tmp_path, monkeypatch):
     inventory = Inventory(Path(tmp_path, "inventory.yaml"), PurePosixPath("/opt/llm/current"), (A, B))
     monkeypatch.setattr(Start, "start_agents", lambda *_: {})
     monkeypatch.setattr(Attachment, "follow", out_of_reach)
-    plans = [Plan("r1", node.name, ("x",), {}, prefix="/opt") for node in (A, B)]
+    plans = [Plan("r1", node.name, ("x",), {}, prefix="/opt", nnodes=2) for node in (A, B)]
     start = Start(Session(inventory), (A, B), "r1", plans, {"folder": "/x/runs/r1"})
     with pytest.raises(NodesFailedError, match="whether run r1 started on b is not known") as failed:
         start.follow(Following(detach=True))

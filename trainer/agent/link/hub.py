@@ -22,7 +22,7 @@ import selectors
 import socket
 import threading
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Tuple
 
 from ..contract.plan import Link, Plan
 from . import HubLostError, LinkError, Tolerance
@@ -375,13 +375,19 @@ class _Offer(NamedTuple):
 
 
 class HubMeeting:
-    """The hub's side. ``take`` is called with ``changed`` held. ``elected``: another agent was the hub before."""
+    """The hub's side. ``take`` is called with ``changed`` held.
 
-    def __init__(self, hub: Hub, place: str, changed: threading.Condition, *, elected: bool = False) -> None:
+    ``lost``: for an elected hub, the positions of lost hubs, for which it does not wait unless they connect.
+    """
+
+    def __init__(
+        self, hub: Hub, place: str, changed: threading.Condition, lost: Optional[Collection[int]] = None
+    ) -> None:
         self._hub = hub
         self._place = place
         self._changed = changed
-        self._join_until = time.monotonic() + JOIN if elected else float("inf")
+        self._join_until = float("inf") if lost is None else time.monotonic() + JOIN
+        self._lost = frozenset(lost or ())
         self.offers: Dict[int, _Offer] = {}
 
     def take(self, kind: str, message: Dict[str, Any]) -> None:
@@ -481,7 +487,10 @@ class HubMeeting:
         for rank, peer in self._hub.peers.items():
             here = rank in self.offers and self.offers[rank].topic >= topic
             lost = peer.gone or peer.left or now > limit
-            lost = lost or (now > self._join_until if not peer.instance else now - peer.last_arrival > silence)
+            if not peer.instance:
+                lost = lost or rank in self._lost or now > self._join_until
+            else:
+                lost = lost or now - peer.last_arrival > silence
             if not here and not lost:
                 waiting.append(rank)
         return waiting

@@ -91,6 +91,7 @@ class Link:
         self._changed = threading.Condition()
         self._instance = ""
         self._excluded: Dict[int, str] = {}
+        self._lost: Set[int] = set()  # the hubs that were lost
         self.hub = hub
         self.endpoint: Optional[Union[Hub, Spoke]] = None
         self.meeting: Optional[Union[HubMeeting, SpokeMeeting]] = None
@@ -113,14 +114,14 @@ class Link:
         self._instance = secrets.token_hex(8)
         who = {"run": plan.run, "rank": plan.node_rank, "instance": self._instance}
         self.copies = Copies(who, plan.link.token, (None, None), self._send_to)
-        self._open(self.hub, elected=False)
+        self._open(self.hub, None)
 
     @property
     def is_hub(self) -> bool:
         """Whether this agent is the hub; true for one node."""
         return self._plan.link is None or self.hub == self._plan.node_rank
 
-    def _open(self, position: int, *, elected: bool) -> None:
+    def _open(self, position: int, lost: Optional[Set[int]]) -> None:
         from .hub import Hub, HubMeeting  # noqa: PLC0415 - see start
         from .spoke import Spoke, SpokeMeeting  # noqa: PLC0415
 
@@ -137,7 +138,7 @@ class Link:
             if position == plan.node_rank:
                 endpoint = Hub(plan, link, address, self._instance, self._deliver, self.copies.accept)
                 endpoint.exclude(self._excluded)
-                meeting = HubMeeting(endpoint, place, self._changed, elected=elected)
+                meeting = HubMeeting(endpoint, place, self._changed, lost)
             else:
                 endpoint = Spoke(plan, link, address, place, self._instance, self._deliver, position)
                 meeting = SpokeMeeting(endpoint, place, self._changed)
@@ -158,7 +159,13 @@ class Link:
         """
         if self.endpoint is not None:
             self.endpoint.abandon(GOODBYE)
-        self._open(position, elected=True)
+        self._open(position, self._lost)
+
+    def lose_hub(self) -> int:
+        """Record that the current hub is lost. Returns its position."""
+        if not self.is_hub:
+            self._lost.add(self.hub)
+        return self.hub
 
     def exclude(self, reasons: Dict[int, str]) -> None:
         """Set the agents, by position, that no longer belong to the run, each with the reason that it gets."""

@@ -50,7 +50,8 @@ class Control:
         self.last_traffic = 0.0  # when its traffic was last seen, for runs without a log of steps
         self.link: Any = None
         self.broken = False  # the link failed here, so no meeting is possible
-        self.members: Optional[Set[str]] = None  # the nodes that have ranks; None: all
+        # The nodes that have ranks, none before the meeting has chosen them; None: all. Only they can fail an attempt.
+        self.members: Optional[Set[str]] = None
         self.first = 0  # the position of rank 0's node in the roster
         self._plan = plan
         self._events = events
@@ -162,7 +163,7 @@ class Control:
         """Judge the nodes without heartbeats."""
         for node, since in list(self._silent.items()):
             silent = now - since
-            if silent <= self._lost_after or not self._takes_part(node):
+            if silent <= self._lost_after or not self.takes_part(node):
                 continue
             # A short outage of the management network must not end a run that continues over another network.
             if now - max(self.last_progress, self.last_traffic) > self._lost_after:
@@ -176,7 +177,8 @@ class Control:
         """Whether the first failure of the attempt is this node's own."""
         return self.failure is not None and self.failure["node"] == self._plan.node
 
-    def _takes_part(self, node: str) -> bool:
+    def takes_part(self, node: str) -> bool:
+        """Whether the node has ranks in the current attempt."""
         return self.members is None or node in self.members
 
     def lost_nodes(self) -> List[str]:
@@ -201,7 +203,7 @@ class Control:
             about = _text(message.get("about"), WORD)
             node = about if about in self._nodes else node
             self._peer(node, kind, text)
-            if self._takes_part(node):
+            if self.takes_part(node):
                 signal = None if signal is None else _text(signal, WORD)
                 self.fail(_rank(message.get("failed")), text, node, signal=signal)
         else:
@@ -211,7 +213,7 @@ class Control:
         """Handle a message about the state of another agent, or about signals and stacks."""
         if kind == "gone":
             self._peer(node, kind, "its agent exited")
-            if self._takes_part(node):
+            if self.takes_part(node):
                 self.fail(None, "its agent died without reporting", node)
         elif kind == "lost":
             silent = _seconds(message.get("silent"))

@@ -91,6 +91,8 @@ class Supervisor:
         while True:
             self._events.attempt = number
             self._control.begin()
+            if self._survives:
+                self._control.members = set()  # the meeting decides who takes part
             verdict = (self._pause() if number > 1 else None) or self._attempt(number)
             if verdict["state"] != AGAIN:
                 return verdict
@@ -154,7 +156,9 @@ class Supervisor:
     def _adopt(self, decision: Dict[str, Any]) -> None:
         """Adopt the nodes of a decision."""
         self._roster = roster = rosters.from_decision(self._roster, decision)
-        self._control.members = set(roster.nodes)
+        self._replaces = False
+        if self._survives:
+            self._control.members = set(roster.nodes)
         self._control.first = roster.members[0]
         reasons = {}
         for position, why in roster.excluded.items():
@@ -274,10 +278,10 @@ class Supervisor:
         """
         from ..link.election import Election, order_of  # noqa: PLC0415 - rare
 
-        plan, lost = self._plan, self._link.hub
+        plan, lost = self._plan, self._link.lose_hub()
         assert plan.data.link is not None
         names = plan.data.link.nodes
-        if lost != plan.rank and names[lost] in self._roster.nodes:
+        if lost != plan.rank and self._control.takes_part(names[lost]):
             self._control.fail(None, why, names[lost])
         self._events.emit("notice", level="info", text="%s; the agents choose another hub" % why)
         order = order_of(len(names), list(self._roster.excluded), lost if lost != plan.rank else -1)
@@ -302,7 +306,7 @@ class Supervisor:
         """Seconds of silence after which a node is lost."""
         assert self._plan.data.link is not None
         lost_after = self._plan.data.link.lost_after
-        return min(SILENT, lost_after) if self._control.failure is not None else lost_after
+        return min(SILENT, lost_after) if self._control.failure is not None or self._replaces else lost_after
 
     def _reasons(self) -> Dict[int, str]:
         """Why nodes are lost, by position, as far as it is known."""
