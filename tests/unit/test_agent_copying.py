@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 from agents import plan_of
 
 from trainer.agent.link import CopyError, copies, protocol
-from trainer.agent.link.copies import TEMPORARY, parts_of, pump, receive, serve
+from trainer.agent.link.copies import TEMPORARY, Wanted, parts_of, pump, receive, serve
 from trainer.agent.link.link import Link
 from trainer.agent.link.protocol import Caller, Host, Stream
 
@@ -260,7 +260,7 @@ def exchange(tmp_path, *answers, size=4):
             else:
                 other.send(answer)
         other.sock.shutdown(socket.SHUT_WR)
-        receive(one, str(tmp_path), "c/a", size, "0", lambda _: None)
+        receive(one, str(tmp_path), Wanted("c/a", size, 0), "0", lambda _: None)
 
 
 END = {"end": True}

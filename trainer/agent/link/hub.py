@@ -42,7 +42,7 @@ from .protocol import (
 
 BURST = 32 << 20  # bytes at once; the largest message has 16 MiB
 RATE = 4 << 20  # bytes per second in the long run
-UNRELAYED = ("round",)  # kinds, besides those of meetings and copies
+UNRELAYED = ("round", "saved", "copied")  # kinds, besides those of meetings and copies
 LEAST = 16 << 10  # minimal bytes that a message counts for: every one is relayed to all others
 
 

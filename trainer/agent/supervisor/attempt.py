@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List,
 
 from ..contract.plan import PORT, Plan
 from ..hangs import Hangs, Watch
+from ..keeping.keeper import Keeper
 from ..metrics import Metrics
 from ..pace import Pace
 from ..processes import NODE, RUN, describe_status, die_with_parent, reap, send, signal_of, stat_of
@@ -117,6 +118,7 @@ class Attempt:
         self._stragglers = Stragglers(plan, self._tracker, control, events, state)
         self._metrics = Metrics(plan, control, events, textfile)
         self._pace = Pace(plan, events, state)
+        self._keeper = Keeper(plan, decision, control, events, state)
         self._command: Optional[Command] = None
         self._stopped = False  # a stop came before the command exited
         self._saving: Optional[Saving] = None
@@ -133,6 +135,7 @@ class Attempt:
             stack.callback(self._tracker.close)
             stack.callback(self._metrics.close)
             stack.callback(self._stragglers.close)
+            stack.callback(self._keeper.close)
             try:
                 take = (self._line, self._progress, self._reading, self._bytes)
                 self._output = Output(self._plan, self._events, *take, start=self._decision.get("step") or 0)
@@ -147,6 +150,7 @@ class Attempt:
             self._tracker.started = command.running
             self._events.emit("started", pid=command.pid)
             self._state.set(state="running", phase=self._watch.phase, command=command.pid)
+            self._keeper.start()
             self._follow(command)
             self._output.look()
             self._output.report(last=True)
@@ -214,6 +218,7 @@ class Attempt:
             self._stragglers.look(self._watch.phase, self._watch.stepped, now)
             self._pace.look(self._watch.phase, now)
             self._pace.sample(sample)
+            self._keeper.look()
         self._phase()
         self._state.refresh(now)
 

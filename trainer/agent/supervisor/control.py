@@ -11,10 +11,11 @@ import os
 import selectors
 import signal
 import time
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ..run_files import Events, NodePlan, read_request
 
+COPYING = ("saved", "copy", "copied", "kept")  # kinds of messages, see ``keeping/keeper.py``
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOST_AFTER = 60.0  # seconds of silence, where the plan has no limit
 
@@ -48,6 +49,7 @@ class Control:
         self.last_progress = time.monotonic()  # when the run was last seen to make progress
         self.last_traffic = 0.0  # when its traffic was last seen, for runs without a log of steps
         self.link: Any = None
+        self.keeping: Optional[Callable[[Dict[str, Any]], None]] = None  # takes messages about copies
         self.broken = False  # the link failed here, so no meeting is possible
         self._plan = plan
         self._events = events
@@ -195,6 +197,9 @@ class Control:
             self._waits.pop(node, None)
         elif kind == "ended":
             self._peer(node, kind, _text(message.get("text") or ""))
+        elif kind in COPYING:
+            if self.keeping is not None:
+                self.keeping(message)
         elif kind == "round":
             self.rounds[node] = message
         elif kind == "stacks?":

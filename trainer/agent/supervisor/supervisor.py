@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ..link import CopyError, LinkError
+from ..link import CopyError, DigestError, LinkError
 from ..link.link import Link
 from ..notify import RESTART, Notifier
 from ..run_files import Events, NodePlan, State
@@ -133,25 +133,39 @@ class Supervisor:
             self._control.take()
             return not self._control.over()
 
-        decision = self._link.meet(
-            offer_start(plan, resume), lambda offers: decide_start(plan, offers, number, resume), MEET, going
-        )
-        check_start(plan, decision)
+        while True:
+            decision = self._link.meet(
+                offer_start(plan, resume), lambda offers: decide_start(plan, offers, number, resume), MEET, going
+            )
+            check_start(plan, decision)
+            if self._prepare(decision, going):
+                return decision
+
+    def _prepare(self, decision: Dict[str, Any], going: Callable[[], bool]) -> bool:
+        """Move aside and copy what the decision says. False: a copy was damaged and removed, so decide again."""
+        plan = self._plan
         for text in decision.get("refused", ()) if plan.rank == 0 else ():
             self._events.emit("notice", text="checkpoint skipped: %s" % text)
         copies, aside = decision.get("copy") or {}, decision.get("aside")
         if aside and plan.output is not None:
             self._move_aside(plan.output, aside)
+        damaged: List[Tuple[int, str]] = []
         if copies:
             mine = [tuple(each) for each in copies.get(str(plan.rank), [])]
             if mine and plan.output is not None:
                 plan.output.mkdir(parents=True, exist_ok=True)
                 text = "copying %d files of %s" % (len(mine), decision["checkpoint"])
                 self._events.emit("notice", level="info", text=text)
-                self._link.fetch(mine, going)
+                try:
+                    self._link.fetch(mine, going)
+                except DigestError as error:
+                    damaged.append((error.holder, error.source))
         if copies or aside:  # no program may start before all nodes are ready: they may share the folder
-            self._link.meet({}, lambda _: {}, FOREVER, going)
-        return decision
+            from ..keeping import restoring  # noqa: PLC0415 - rare
+
+            found = restoring.check(self._link.meet({"damaged": damaged}, restoring.join, FOREVER, going))
+            return restoring.drop(plan, found, self._events)
+        return True
 
     def _move_aside(self, output: Path, aside: Dict[str, Any]) -> None:
         """Move checkpoints that cannot be used, so that the program does not write over them.
@@ -162,7 +176,7 @@ class Supervisor:
         from ..checkpoints.aside import folder_of, move  # noqa: PLC0415 - rare
 
         kept = output / folder_of(aside["number"])
-        if move(output, aside["number"], aside["names"], aside["pointers"]) or kept.is_dir():
+        if move(output, aside["number"], aside["names"], aside["pointers"]) or (aside["names"] and kept.is_dir()):
             self._state.set(kept=str(kept))
             names = ", ".join(aside["names"][:5]) + (", …" if len(aside["names"]) > 5 else "")
             if self._plan.rank == 0:
