@@ -20,7 +20,7 @@ from provision.model import Node, Notice
 from provision.run.fields import conform
 from provision.run.job import Job
 from trainer.agent.contract.expected import Expected
-from trainer.agent.contract.plan import Plan
+from trainer.agent.contract.plan import Copies, Plan
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -138,6 +138,7 @@ class RunSpec:
         textfile: the folder of node_exporter's textfile collector; None: no samples are written for it.
         notify: the shell command for events of the run; None: none.
         expected: what the run is judged by; None: nothing is expected.
+        copies: how the agents copy checkpoints.
     """
 
     id: str
@@ -164,6 +165,7 @@ class RunSpec:
     textfile: str | None = None
     notify: str | None = None
     expected: Expected | None = None
+    copies: Copies = field(default_factory=Copies)
 
     @property
     def user_env(self) -> Mapping[str, str]:

@@ -16,9 +16,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from ..contract.plan import PORT, Plan
+from ..contract.plan import OUTPUT, PORT, Plan
 from ..hangs import Hangs, Watch
 from ..keeping.keeper import Keeper
+from ..keeping.memory import Memory
 from ..metrics import Metrics
 from ..pace import Pace
 from ..processes import NODE, RUN, describe_status, die_with_parent, reap, send, signal_of, stat_of
@@ -119,6 +120,7 @@ class Attempt:
         self._metrics = Metrics(plan, control, events, textfile)
         self._pace = Pace(plan, events, state)
         self._keeper = Keeper(plan, decision, control, events, state)
+        self._memory = Memory(plan, self._keeper.notice)
         self._command: Optional[Command] = None
         self._stopped = False  # a stop came before the command exited
         self._saving: Optional[Saving] = None
@@ -136,12 +138,15 @@ class Attempt:
             stack.callback(self._metrics.close)
             stack.callback(self._stragglers.close)
             stack.callback(self._keeper.close)
+            stack.callback(self._memory.finish)
             try:
                 take = (self._line, self._progress, self._reading, self._bytes)
-                self._output = Output(self._plan, self._events, *take, start=self._decision.get("step") or 0)
+                folder = self._memory.prepare()
+                seen = with_output(self._plan, folder)
+                self._output = Output(seen, self._events, *take, start=self._decision.get("step") or 0)
                 stack.callback(self._output.close)
                 self._group.make()
-                command = self._command = start_command(self._plan, self._decision, self._group)
+                command = self._command = start_command(seen, self._decision, self._group)
             except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
                 end_all(self._tracker, SHORT_GRACE)  # other ranks may have been started
                 why = "%s: %s" % (type(error).__name__, error)
@@ -374,6 +379,20 @@ def for_attempt(plan: NodePlan, decision: Dict[str, Any]) -> Tuple[List[str], Di
         argv += resume.argv
         env.update(resume.env)
     return argv, env
+
+
+def with_output(plan: NodePlan, folder: Optional[Path]) -> NodePlan:
+    """The plan whose command saves to a folder in RAM, or to the output folder; see ``Copies.memory``."""
+    data, output = plan.data, plan.output
+    if data.copies is None or not data.copies.memory or output is None:
+        return plan
+    target = str(folder or output)
+    argv = tuple(word.replace(OUTPUT, target) for word in data.argv)
+    progress = data.progress
+    if folder is not None and progress is not None:
+        with contextlib.suppress(ValueError):  # it is elsewhere
+            progress = str(folder / (plan.folder / progress).relative_to(output))
+    return plan._replace(data=data._replace(argv=argv, progress=progress))
 
 
 def make_private(path: Path) -> None:

@@ -54,6 +54,7 @@ class Supervisor:
         """Run all attempts and write the event ``end``. Returns the exit code: 0 when the run finished, else 1."""
         self._control.open()
         self._control.link = self._link
+        self._rescue()
         try:
             self._link.start()
             if self._plan.output is not None:
@@ -67,6 +68,18 @@ class Supervisor:
         finally:
             self._link.close()
             self._control.close()
+
+    def _rescue(self) -> None:
+        """Move to the disk what an agent that was killed left in RAM."""
+        if self._plan.data.copies is None or not self._plan.data.copies.memory:
+            return
+        from ..keeping.memory import rescue  # noqa: PLC0415 - rare
+
+        try:
+            if rescue(self._plan):
+                self._events.emit("notice", level="info", text="moved checkpoints from RAM to %s" % self._plan.output)
+        except OSError as error:
+            self._events.emit("notice", text="checkpoints in RAM could not be moved to the disk: %s" % error)
 
     def _attempts(self) -> Dict[str, Any]:
         number = 1
