@@ -275,6 +275,8 @@ def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
         case "phase":
             phase = short(str(event.get("phase") or ""))
             return Happening(time, node, "checkpoint" if "sav" in phase or "checkpoint" in phase else "phase", phase)
+        case "copied":
+            return Happening(time, node, "note", _copied(event))
         case "notice":
             level = "note" if event.get("level") == "info" else "warning"
             return Happening(time, node, level, text)
@@ -285,12 +287,17 @@ def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
             return Happening(time, node, "note" if event.get("state") in {"ended", "back"} else "warning", text)
         case "dropped":
             return Happening(time, node, "warning", f"{event.get('lines')} log lines are only in the log on the node")
-        case "exit" if event.get("rc") or event.get("signal") or event.get("error"):
-            why = event.get("error") or event.get("signal") or f"exit code {event.get('rc')}"
-            return Happening(time, node, "warning", short(f"the command ended: {why}"))
+        case "exit" if why := event.get("error") or event.get("signal") or event.get("rc"):
+            text = f"exit code {why}" if why == event.get("rc") else str(why)
+            return Happening(time, node, "warning", short(f"the command ended: {text}"))
         case "end":
             return Happening(time, node, "end", short(str(event.get("state"))))
     return None
+
+
+def _copied(event: Mapping[str, Any]) -> str:
+    what = event.get("checkpoint") if event.get("step") is None else f"step {event.get('step')}"
+    return short(f"{what} is copied to other nodes")
 
 
 def folded(lines: Sequence[Entry]) -> list[tuple[Entry, int]]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..supervisor.control import Control
 
 LOOK = 1.0  # seconds between looks at the output folder
+BUSY = 30.0  # seconds after which an offer is made although files still change: a program that is always saving
 DOUBTFUL = 60.0  # seconds after which a checkpoint that is not complete, or not recognised, is reported
 LARGE = 1 << 20  # bytes of files that are no known checkpoint, from which they are reported
 TRIES = 3  # of a copy
@@ -276,6 +277,7 @@ class _Watcher:
         self.plan = plan
         self._signs: Any = None
         self._offered: Any = None
+        self._offered_at = 0.0
         self._strange: Optional[float] = None  # since when there are large files, but no checkpoint
         self._doubted = False
 
@@ -292,9 +294,10 @@ class _Watcher:
             self._strange = None
         elif self._strange is None:
             self._strange = now
-        if self._signs != before or self._signs == self._offered:
+        quiet = self._signs == before or now - self._offered_at >= BUSY
+        if not quiet or before is None or self._signs == self._offered:
             return None
-        self._offered = self._signs
+        self._offered, self._offered_at = self._signs, now
         data = self.plan.data
         found = selection.offer(output, data.first_rank, data.processes)
         return dict(found, copies=held.offers(output))
