@@ -261,7 +261,7 @@ class Watched:
 
 def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
     """An agent's event as a user sees it; None for other events."""
-    kind, text = str(event.get("event")), short(str(event.get("text") or ""))
+    kind, text = str(event.get("event")), short(str(event.get("text") or "")) or _copied(event)
     time = finite(event.get("time")) or 0.0
     match kind:
         case "attempt":
@@ -275,10 +275,8 @@ def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
         case "phase":
             phase = short(str(event.get("phase") or ""))
             return Happening(time, node, "checkpoint" if "sav" in phase or "checkpoint" in phase else "phase", phase)
-        case "copied":
-            return Happening(time, node, "note", _copied(event))
-        case "notice":
-            level = "note" if event.get("level") == "info" else "warning"
+        case "notice" | "copied":
+            level = "note" if event.get("level") == "info" or kind == "copied" else "warning"
             return Happening(time, node, level, text)
         case "straggler":
             return Happening(time, node, "warning" if event.get("state") == "slow" else "note", text)
@@ -287,15 +285,18 @@ def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
             return Happening(time, node, "note" if event.get("state") in {"ended", "back"} else "warning", text)
         case "dropped":
             return Happening(time, node, "warning", f"{event.get('lines')} log lines are only in the log on the node")
-        case "exit" if why := event.get("error") or event.get("signal") or event.get("rc"):
-            text = f"exit code {why}" if why == event.get("rc") else str(why)
-            return Happening(time, node, "warning", short(f"the command ended: {text}"))
+        case "exit" if event.get("rc") or event.get("signal") or event.get("error"):
+            why = event.get("error") or event.get("signal") or f"exit code {event.get('rc')}"
+            return Happening(time, node, "warning", short(f"the command ended: {why}"))
         case "end":
             return Happening(time, node, "end", short(str(event.get("state"))))
     return None
 
 
 def _copied(event: Mapping[str, Any]) -> str:
+    """The text of the event ``copied``; "" for others."""
+    if event.get("event") != "copied":
+        return ""
     what = event.get("checkpoint") if event.get("step") is None else f"step {event.get('step')}"
     return short(f"{what} is copied to other nodes")
 

@@ -24,6 +24,7 @@ from ..contract.offers import file_name, number
 from ..contract.plan import Copies
 from ..link import CopyError
 from ..link.copies import FASTEST, Wanted, lower_priority
+from ..link.direct import Direct
 from ..run_files import Events, NodePlan, State
 from .choices import Generation, Room, files_to_copy, shared_by_all, to_remove
 from .pacing import Pacer
@@ -39,6 +40,7 @@ TRIES = 3  # of a copy
 PAUSE = 5.0  # seconds between them
 JOIN = 30.0  # seconds in which a thread ends: a write to a slow disk cannot be cancelled
 NOTICE = "copies"  # kind of notices
+ADDRESS = 64  # characters of an IP address
 PEERS = 1  # copies where nodes do not share the output folder, unless the user says otherwise
 
 
@@ -68,6 +70,8 @@ class Keeper:
         self._kept_folder: Optional[str] = None  # of the newest copies that are complete on all nodes
         self._pacer = Pacer(copies.rate)
         self._watcher = _Watcher(plan)
+        self._direct: Optional[Direct] = None
+        self._address: Optional[Tuple[str, int]] = None  # at which other nodes get files from here
         self._coordinator = _Coordinator(self) if plan.rank == 0 else None
 
     def start(self) -> None:
@@ -81,6 +85,8 @@ class Keeper:
                 self.notice(text % (self.peers, len(link.nodes) - 1, len(link.nodes) - 1))
             self.peers = len(link.nodes) - 1
         self._control.keeping = self.take
+        self._direct = Direct(self._control.link.copies, len(link.nodes))
+        self._address = self._direct.start()
         for name, work in (("checkpoints", self._watch), ("copier", self._copy_all)):
             thread = threading.Thread(target=work, name=name, daemon=True)
             self._threads.append(thread)
@@ -93,6 +99,8 @@ class Keeper:
         self._jobs.put(None)
         for thread in self._threads:
             thread.join(JOIN)
+        if self._direct is not None:
+            self._direct.close()
         self.look()
 
     def take(self, message: Dict[str, Any]) -> None:
@@ -138,7 +146,7 @@ class Keeper:
                 due = now + LOOK
                 offer = self._watcher.look(now)
                 if offer is not None:
-                    self.send(0, "saved", offer=offer)
+                    self.send(0, "saved", offer=offer, address=self._address)
                 for text in (*self._watcher.doubts(now), *(self._coordinator.doubts(now) if self._coordinator else ())):
                     self.notice(text)
         except Exception as error:  # noqa: BLE001 - the training must continue
@@ -165,6 +173,7 @@ class Keeper:
             began = time.monotonic()
             try:
                 generation, files = _job_of(job)
+                self._control.link.copies.addresses = _addresses_of(job, self.plan)
             except CopyError as problem:
                 self.notice(str(problem))
                 continue
@@ -263,6 +272,17 @@ def _job_of(message: Dict[str, Any]) -> Tuple[Generation, Dict[str, Tuple[int, i
     return generation, files
 
 
+def _addresses_of(message: Dict[str, Any], plan: NodePlan) -> Dict[int, Tuple[str, int]]:
+    """The addresses of other agents in rank 0's request, without invalid ones."""
+    listed = message.get("addresses")
+    found: Dict[int, Tuple[str, int]] = {}
+    for rank in range(plan.data.nnodes):
+        each = listed.get(str(rank)) if isinstance(listed, dict) and rank != plan.rank else None
+        if isinstance(each, (list, tuple)) and len(each) == 2 and isinstance(each[0], str) and number(each[1]):
+            found[rank] = (each[0][:ADDRESS], min(each[1], 65535))
+    return found
+
+
 def _generation(message: Dict[str, Any]) -> Generation:
     name, saved, step = message.get("name"), message.get("saved"), message.get("step")
     if not file_name(name) or not number(saved) or not (step is None or number(step)):
@@ -321,6 +341,7 @@ class _Coordinator:
         link = keeper.plan.data.link
         self._nodes = link.nodes if link is not None else ()
         self._offers: Dict[int, Dict[str, Any]] = {}
+        self._addresses: Dict[str, Any] = {}
         self._current: Optional[Generation] = None
         self._waiting: Dict[int, int] = {}  # holders that are copying, with their bytes
         self._answers: Dict[int, Dict[str, Any]] = {}
@@ -336,6 +357,7 @@ class _Coordinator:
             offer = message.get("offer")
             if isinstance(offer, dict) and not checkpoint_offers.problem(offer):
                 self._offers[rank] = offer
+                self._addresses[str(rank)] = message.get("address")
         elif self._current is not None and _generation(message) == self._current and rank in self._waiting:
             del self._waiting[rank]
             self._answers[rank] = message
@@ -370,7 +392,7 @@ class _Coordinator:
         self._answers = {rank: {} for rank, files in lists.items() if not files}
         self._waiting = {rank: sum(size for _, size, _, _ in files) for rank, files in lists.items() if files}
         for rank in self._waiting:
-            self._keeper.send(rank, "copy", files=lists[rank], **generation._asdict())
+            self._keeper.send(rank, "copy", files=lists[rank], addresses=self._addresses, **generation._asdict())
         if not self._waiting:
             self._finish(generation)
 

@@ -1,7 +1,7 @@
 """Copies files of a checkpoint from node to node, over connections beside the link.
 
 Only rank 0's address is known to be reachable. An agent that wants files connects to rank 0 and names the rank that has
-them. For another rank, rank 0 asks that rank over the link to connect too, with a ticket, and forwards the bytes. Each
+them. Copies in the background try that rank's own address first, see ``direct.py``. For another rank, rank 0 asks that rank over the link to connect too, with a ticket, and forwards the bytes. Each
 connection has its own thread, so the link's heartbeats continue meanwhile.
 
 ::
@@ -325,6 +325,7 @@ class Copies:
         self.open_sockets: Set[socket.socket] = set()
         self._closed = False
         self._tickets: Dict[str, Optional[Stream]] = {}
+        self.addresses: Dict[int, Tuple[str, int]] = {}  # of ranks that serve files themselves, see ``direct.py``
         self.served: Counter[int] = Counter()  # by rank, the connections that rank 0 serves
         self._changed = threading.Condition()
 
@@ -358,7 +359,7 @@ class Copies:
 
     def give(self, ticket: str) -> None:
         """Another rank: connect to rank 0, which requests files from here."""
-        self._begin(lambda: self._serve_files(self._connect({"purpose": "give", "ticket": ticket})))
+        self._begin(lambda: self.serve_files(self._connect({"purpose": "give", "ticket": ticket})))
 
     def fetch(
         self,
@@ -433,7 +434,25 @@ class Copies:
                 with self._changed:
                     self.open_sockets.discard(sock)
 
-    def _serve_files(self, stream: Stream) -> None:
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return str(self._who["run"])
+
+    def own_address(self) -> str:
+        """The address by which this node reaches rank 0; on rank 0's node, the one at which it listens.
+
+        Raises:
+            OSError: there is none.
+        """
+        if self._who["rank"] == 0:
+            return str(self._address[1][0])
+        with socket.socket(self._address[0], socket.SOCK_DGRAM) as sock:
+            sock.connect(self._address[1])  # sends nothing
+            return str(sock.getsockname()[0])
+
+    def serve_files(self, stream: Stream) -> None:
+        """Serve an authenticated connection until the other side closes it."""
         with self._kept(stream):
             serve(stream, self.folder)
 
@@ -449,7 +468,7 @@ class Copies:
             return
         rank = whole(hello.get("from"))
         if rank == 0:
-            self._serve_files(stream)
+            self.serve_files(stream)
         elif rank is None:
             stream.sock.close()
         else:
@@ -457,7 +476,13 @@ class Copies:
                 pump(stream, other)
 
     def open_channel(self, rank: int) -> Stream:
-        """Open a connection that the given rank serves."""
+        """Open a connection that the given rank serves: directly, if its address is known, else through rank 0."""
+        address = self.addresses.get(rank)
+        if address is not None:
+            try:
+                return self._connect({"purpose": "copy", "from": rank}, address)
+            except CopyError:
+                self.addresses.pop(rank, None)  # a firewall, say
         if self._who["rank"] != 0:
             return self._connect({"purpose": "copy", "from": rank})
         ticket = secrets.token_hex(16)
@@ -472,12 +497,13 @@ class Copies:
             raise CopyError("rank %s did not connect within %d s" % (rank, COMES))
         return stream
 
-    def _connect(self, purpose: Dict[str, Any]) -> Stream:
-        """Connect to rank 0, with the handshake."""
-        sock = socket.socket(self._address[0], socket.SOCK_STREAM)
+    def _connect(self, purpose: Dict[str, Any], direct: Optional[Tuple[str, int]] = None) -> Stream:
+        """Connect to rank 0, or directly to another agent, with the handshake."""
+        family = self._address[0] if direct is None else socket.AF_INET6 if ":" in direct[0] else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.settimeout(DEADLINE)
-            sock.connect(self._address[1])
+            sock.connect(self._address[1] if direct is None else direct)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             caller = Caller(self.token, str(self._who["run"]), int(self._who["rank"]))
             sock.sendall(caller.first())
@@ -488,7 +514,7 @@ class Copies:
             check_welcome(stream.receive() or {"refused": "it closed the connection"})
         except (OSError, InvalidMessageError, UnknownPeerError, RefusedError, CopyError) as error:
             sock.close()
-            raise CopyError("no connection to rank 0: %s" % error) from error
+            raise CopyError("no connection to %s: %s" % ("rank 0" if direct is None else direct[0], error)) from error
         except BaseException:
             sock.close()
             raise

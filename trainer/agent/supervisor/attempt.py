@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List,
 
 from ..contract.plan import OUTPUT, PORT, Plan
 from ..hangs import Hangs, Watch
-from ..keeping.keeper import Keeper
-from ..keeping.memory import Memory
 from ..metrics import Metrics
 from ..pace import Pace
 from ..processes import NODE, RUN, describe_status, die_with_parent, reap, send, signal_of, stat_of
@@ -33,6 +31,8 @@ from .decisions import KILLS, before_saving
 from .output import Output
 
 if TYPE_CHECKING:
+    from ..keeping.keeper import Keeper
+    from ..keeping.memory import Memory
     from ..reader import Reading
 
 QUIET = 60.0  # seconds without a sign of work after which the save has failed
@@ -119,8 +119,10 @@ class Attempt:
         self._stragglers = Stragglers(plan, self._tracker, control, events, state)
         self._metrics = Metrics(plan, control, events, textfile)
         self._pace = Pace(plan, events, state)
-        self._keeper = Keeper(plan, decision, control, events, state)
-        self._memory = Memory(plan, self._keeper.notice)
+        self._keeper: Optional[Keeper] = None
+        self._memory: Optional[Memory] = None
+        if plan.data.copies is not None:
+            self._keep(decision)
         self._command: Optional[Command] = None
         self._stopped = False  # a stop came before the command exited
         self._saving: Optional[Saving] = None
@@ -131,17 +133,27 @@ class Attempt:
         self._step: Optional[int] = None
         self._saves = 0  # of which the events know
 
+    def _keep(self, decision: Dict[str, Any]) -> None:
+        """Copy checkpoints to other nodes, and let the program save to RAM, as the plan says."""
+        from ..keeping.keeper import Keeper  # noqa: PLC0415 - a run on one node needs neither
+        from ..keeping.memory import Memory  # noqa: PLC0415
+
+        self._keeper = Keeper(self._plan, decision, self._control, self._events, self._state)
+        self._memory = Memory(self._plan, self._keeper.notice)
+
     def run(self) -> Dict[str, Any]:
         """Start the command, follow it until it exits, and end its remaining processes."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._tracker.close)
             stack.callback(self._metrics.close)
             stack.callback(self._stragglers.close)
-            stack.callback(self._keeper.close)
-            stack.callback(self._memory.finish)
+            if self._keeper is not None:
+                stack.callback(self._keeper.close)
+            if self._memory is not None:
+                stack.callback(self._memory.finish)
             try:
                 take = (self._line, self._progress, self._reading, self._bytes)
-                folder = self._memory.prepare()
+                folder = self._memory.prepare() if self._memory is not None else None
                 seen = with_output(self._plan, folder)
                 self._output = Output(seen, self._events, *take, start=self._decision.get("step") or 0)
                 stack.callback(self._output.close)
@@ -155,7 +167,8 @@ class Attempt:
             self._tracker.started = command.running
             self._events.emit("started", pid=command.pid)
             self._state.set(state="running", phase=self._watch.phase, command=command.pid)
-            self._keeper.start()
+            if self._keeper is not None:
+                self._keeper.start()
             self._follow(command)
             self._output.look()
             self._output.report(last=True)
@@ -223,7 +236,8 @@ class Attempt:
             self._stragglers.look(self._watch.phase, self._watch.stepped, now)
             self._pace.look(self._watch.phase, now)
             self._pace.sample(sample)
-            self._keeper.look()
+            if self._keeper is not None:
+                self._keeper.look()
         self._phase()
         self._state.refresh(now)
 
