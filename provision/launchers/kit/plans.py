@@ -15,7 +15,7 @@ from provision.launchers.kit.options import VARIABLES
 from provision.launchers.kit.replaced import replaced, used
 from provision.model import Notice
 from provision.run import WORK, RunSpec
-from trainer.agent.contract.plan import CHECKPOINT, OUTPUT, PLACES, PORT, Copies, Hang, Plan, Resume
+from trainer.agent.contract.plan import CHECKPOINT, OUTPUT, PLACES, PORT, Hang, Plan, Resume
 
 __all__ = [
     "CHECKPOINT",
@@ -210,14 +210,8 @@ def node_plan(spec: RunSpec, rank: int, launcher: str, command: Command, resumes
         textfile=spec.textfile,
         notify=spec.notify,
         expected=spec.expected,
-        copies=_copies(spec, resumes),
+        copies=None if resumes is None else spec.copies,
     )
-
-
-def _copies(spec: RunSpec, resumes: Resume | None) -> Copies | None:
-    """How the agent copies checkpoints; None if there is nothing that it could do."""
-    possible = resumes is not None and (len(spec.workers) > 1 or spec.copies.memory)
-    return spec.copies if possible else None
 
 
 def _to_memory(spec: RunSpec, command: Command, resumes: Resume | None) -> list[str]:

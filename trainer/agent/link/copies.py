@@ -1,8 +1,9 @@
 """Copies files of a checkpoint from node to node, over connections beside the link.
 
 Only rank 0's address is known to be reachable. An agent that wants files connects to rank 0 and names the rank that has
-them. Copies in the background try that rank's own address first, see ``direct.py``. For another rank, rank 0 asks that rank over the link to connect too, with a ticket, and forwards the bytes. Each
-connection has its own thread, so the link's heartbeats continue meanwhile.
+them. For another rank, rank 0 asks that rank over the link to connect too, with a ticket, and forwards the bytes.
+Copies in the background try the address of that rank first, see ``direct.py``. Each connection has its own thread, so
+the link's heartbeats continue meanwhile.
 
 ::
 

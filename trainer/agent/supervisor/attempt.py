@@ -121,7 +121,7 @@ class Attempt:
         self._pace = Pace(plan, events, state)
         self._keeper: Optional[Keeper] = None
         self._memory: Optional[Memory] = None
-        if plan.data.copies is not None:
+        if plan.data.copies is not None and (plan.data.link is not None or plan.data.copies.memory):
             self._keep(decision)
         self._command: Optional[Command] = None
         self._stopped = False  # a stop came before the command exited
