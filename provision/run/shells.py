@@ -11,7 +11,7 @@ import re
 import shlex
 
 from provision.masking import is_secret, mask_env, mask_words
-from trainer.agent.contract.plan import PORT, Plan
+from trainer.agent.contract.plan import OUTPUT, PORT, Plan
 
 _WORLD = "--world_info="  # DeepSpeed's: base64 of JSON
 # PowerShell reads typographic quotes as straight ones (language specification, 2.3.5.2).
@@ -95,7 +95,10 @@ def _first_rank(plan: Plan, assign: str, remark: str) -> list[str]:
 
 
 def _argv(plan: Plan) -> list[str]:
-    return [str(plan.port) if word == PORT else word for word in mask_words(plan.argv)]
+    """The command as the agent fills it. A person who types it saves to the output folder, not to memory."""
+    output = plan.resume.output if plan.resume and plan.copies and plan.copies.memory else OUTPUT
+    words = (str(plan.port) if word == PORT else word for word in mask_words(plan.argv))
+    return [word.replace(OUTPUT, output) for word in words]
 
 
 def _explained(plan: Plan) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import socket
 import sys
@@ -130,6 +131,22 @@ def test_messages_are_delivered_while_files_are_copied(agents, tmp_path):
     thread.join(60)
     assert [message["kind"] for message in come] == ["failed"]
     assert (tmp_path / "n1/big").stat().st_size == 64 << 20
+
+
+def test_a_large_background_copy_continues_where_it_broke_off(agents, tmp_path, monkeypatch):
+    links = agents(2)
+    monkeypatch.setattr(copies, "FLUSH", 4 << 20)
+    data = os.urandom(20 << 20)
+    put(tmp_path / "n0", "big", data)
+    wanted = ("copy/big", len(data), 0, "big", "", 1700000000123456789, 1 << 30)
+    first, second, done = [], [], []
+    with pytest.raises(CopyError, match="cancelled"):
+        links[1].fetch([wanted], alive=lambda: sum(first) < 15 << 20, on_bytes=first.append)
+    links[1].fetch([wanted], on_bytes=second.append, done=lambda _, digest: done.append(digest))
+    assert (tmp_path / "n1/copy/big").read_bytes() == data
+    assert done == [hashlib.sha256(data).hexdigest()]
+    assert len(data) <= sum(first) + sum(second) <= len(data) + (5 << 20)  # what was not flushed comes again
+    nothing_left(tmp_path / "n1")
 
 
 def test_direct_copy_falls_back_to_rank_0(agents, tmp_path):

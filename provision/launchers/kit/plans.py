@@ -119,12 +119,8 @@ def _check_copies(spec: RunSpec) -> None:
             f"--copies {peers}: the run has {others} other {'node' if others == 1 else 'nodes'} for copies",
             hint=f"--copies {others}, or more nodes",
         )
-    if (peers or spec.copies.memory) and resume(spec) is None:
-        raise UsageError(
-            f"{'--save-to memory' if spec.copies.memory else f'--copies {peers}'}: where this script keeps its "
-            "checkpoints is not known",
-            hint="--output DIR",
-        )
+    if peers and resume(spec) is None:
+        raise UsageError(f"--copies {peers}: where this script keeps its checkpoints is not known", hint="--output DIR")
 
 
 def ranks(spec: RunSpec, rank: int) -> str:

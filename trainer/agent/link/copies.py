@@ -7,11 +7,12 @@ the link's heartbeats continue meanwhile.
 
 ::
 
-    receiver  {"get": "checkpoint-20/model.safetensors", "size": 123, "pace": 5000000}
+    receiver  {"get": "checkpoint-20/model.safetensors", "size": 123, "pace": 5000000, "from": 23}
     sender    {"size": 123, "mtime": 1700000000000000000}  and 123 bytes in pieces  and {"end": true}
           or  {"error": why}
 
 ``pace``, in bytes per second, is for copies in the background: the sender then sends no faster, at the lowest priority.
+``from`` is the byte to start at: a part of the file is here from an earlier connection.
 
 Each message and each piece is a frame with a MAC (see ``protocol.py``). A byte that another host changed ends the
 connection before it is written.
@@ -136,7 +137,7 @@ def serve(stream: Stream, folder: Optional[str]) -> None:
             lower_priority()
             stream.sock.setsockopt(socket.SOL_SOCKET, _PACING, min(FASTEST, max(SLOWEST, pace)))
         with os.fdopen(fd, "rb", buffering=0) as file:
-            send_file(stream, file)
+            send_file(stream, file, whole(request.get("from")) or 0)
 
 
 def _open_file(folder: Optional[str], request: Dict[str, Any]) -> int:
@@ -155,12 +156,14 @@ def _open_file(folder: Optional[str], request: Dict[str, Any]) -> int:
     return fd
 
 
-def send_file(stream: Stream, file: Any) -> None:
-    """Send an open file in pieces, with its size and modification time."""
+def send_file(stream: Stream, file: Any, start: int = 0) -> None:
+    """Send an open file in pieces from a byte on, with its size and modification time."""
     found = os.fstat(file.fileno())
     stream.send({"size": found.st_size, "mtime": found.st_mtime_ns})
     piece = memoryview(bytearray(PIECE))
-    left = found.st_size
+    left = max(0, found.st_size - start)
+    if start:
+        file.seek(start)
     while left:
         count = file.readinto(piece[: min(left, PIECE)])
         if not count:
@@ -182,7 +185,8 @@ def receive(stream: Stream, folder: str, wanted: Wanted, label: str, on_bytes: C
         OSError: it could not be written.
     """
     name, size = wanted.source or wanted.target, wanted.size
-    stream.send(dict({"get": name, "size": size}, **({"pace": wanted.pace} if wanted.pace else {})))
+    start = _part_size(folder, wanted, label)
+    stream.send(dict({"get": name, "size": size}, **({"pace": wanted.pace, "from": start} if wanted.pace else {})))
     answer = stream.receive()
     if answer is None:
         raise CopyError("%s: the other side closed the connection" % name)
@@ -193,7 +197,11 @@ def receive(stream: Stream, folder: str, wanted: Wanted, label: str, on_bytes: C
         raise CopyError("%s: the other side sent no modification time" % name)
     if wanted.mtime not in (None, mtime):
         raise CopyError("%s: it was written again meanwhile" % name)
-    return _put(folder, wanted, label, mtime, lambda file, digest: _write(stream, file, name, size, on_bytes, digest))
+
+    def write(file: Any, digest: Any) -> None:
+        _write(stream, file, name, size - start, on_bytes, digest)
+
+    return _put(folder, wanted, label, mtime, write, start)
 
 
 def copy_here(folder: str, wanted: Wanted, label: str, on_bytes: Callable[[int], None]) -> str:
@@ -218,18 +226,54 @@ def copy_here(folder: str, wanted: Wanted, label: str, on_bytes: Callable[[int],
         return _put(folder, wanted, label, os.fstat(fd).st_mtime_ns, write)
 
 
-def _put(folder: str, wanted: Wanted, label: str, mtime: int, write: Callable[[Any, Any], None]) -> str:
-    """Write a file under a temporary name, check its digest, and rename it. ``write`` gets the file and the digest."""
+def _continues(wanted: Wanted) -> bool:
+    """Whether a part of the file stays when the copy breaks off, for the next try."""
+    return wanted.pace is not None and wanted.mtime is not None and wanted.size >= FLUSH
+
+
+def _temporary(wanted: Wanted, label: str) -> str:
+    """The name of a file that is being written. That of a part that stays says of which file it is."""
+    if not _continues(wanted):
+        return TEMPORARY + label
+    about = "%s %d %s" % (wanted.target, wanted.size, wanted.mtime)
+    return "%s%s-%s" % (TEMPORARY, label, hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:16])
+
+
+def _part_size(folder: str, wanted: Wanted, label: str) -> int:
+    """The bytes of a file that are here from an earlier try."""
+    if not _continues(wanted):
+        return 0
+    try:
+        above = _open_folder(folder, parts_of(wanted.target)[:-1], make=False)
+    except OSError:
+        return 0
+    try:
+        found = os.stat(_temporary(wanted, label), dir_fd=above, follow_symlinks=False)
+        # What came after the last flush may be damaged if the machine has crashed since.
+        flushed = max(0, found.st_size - FLUSH - PIECE)
+        return flushed if stat.S_ISREG(found.st_mode) and found.st_size <= wanted.size else 0
+    except OSError:
+        return 0
+    finally:
+        os.close(above)
+
+
+def _put(folder: str, wanted: Wanted, label: str, mtime: int, write: Callable[[Any, Any], None], start: int = 0) -> str:
+    """Write a file under a temporary name, check its digest, and rename it.
+
+    ``write`` gets the file and the digest. It writes from the byte ``start`` on; the bytes before are there.
+    """
     parts = parts_of(wanted.target)
     above = _open_folder(folder, parts[:-1], make=True)
-    temporary = TEMPORARY + label
+    temporary = _temporary(wanted, label)
     digest: Any = hashlib.sha256() if wanted.digest or wanted.pace else None
     try:
-        fd = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=above
-        )
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=above)
         try:
-            with os.fdopen(fd, "wb", buffering=0) as file:
+            with os.fdopen(fd, "r+b", buffering=0) as file:
+                file.truncate(start)
+                while digest is not None and file.tell() < start:
+                    digest.update(file.read(PIECE))
                 write(file, digest)
                 os.fsync(fd)
                 if wanted.pace:
@@ -238,9 +282,10 @@ def _put(folder: str, wanted: Wanted, label: str, mtime: int, write: Callable[[A
             found: str = "" if digest is None else digest.hexdigest()
             _check_digest(wanted, found)
             os.rename(temporary, parts[-1], src_dir_fd=above, dst_dir_fd=above)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary, dir_fd=above)
+        except BaseException as error:
+            if isinstance(error, DigestError) or not _continues(wanted):
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=above)
             raise
     finally:
         os.close(above)
