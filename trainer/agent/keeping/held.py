@@ -22,13 +22,13 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from urllib.parse import quote
 
 from ..checkpoints import selection
+from ..checkpoints.names import COPIES as FOLDER
 from ..checkpoints.places import Seen
 from ..contract.offers import CHECKPOINTS, digest, file_name, number
 from ..contract.untrusted import UntrustedError, parse_object
 from ..link.copies import parts_of
 from .choices import Generation, Kept
 
-FOLDER = ".clusterctl-copies"
 MANIFEST = ".jsonl"
 SIZE = 256 << 20  # bytes of a manifest
 _PIECE = 1 << 20

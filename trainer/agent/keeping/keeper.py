@@ -19,6 +19,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Tuple
 
+from ..checkpoints.names import COPIES
 from ..contract import offers as checkpoint_offers
 from ..contract.offers import file_name, number
 from ..contract.plan import Copies
@@ -247,7 +248,7 @@ class Keeper:
             limit = "the disk must keep a tenth free" if room.space is None else "--copies-space is %d" % room.space
             raise OSError(
                 "it needs %d bytes in %s, and %d of them do not fit (%s). Free some space, or resume with "
-                "a larger --copies-space or with --copies 0" % (needed, output / held.FOLDER, lacking, limit)
+                "a larger --copies-space or with --copies 0" % (needed, output / COPIES, lacking, limit)
             )
         for each in removed:
             held.remove(output, each)

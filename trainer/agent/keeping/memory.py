@@ -23,10 +23,10 @@ import threading
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
+from ..checkpoints.names import COPIES
 from ..checkpoints.places import Found, find
 from ..link.copies import TEMPORARY, lower_priority
 from ..run_files import NodePlan
-from .held import FOLDER
 
 SHM = Path("/dev/shm")  # noqa: S108 - tmpfs on every Linux; the folder in it is private
 MARK = ".clusterctl"  # a file in the folder in RAM: without it the folder was deleted, and means nothing
@@ -141,7 +141,7 @@ class Memory:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.symlink_to(disk / one.name / name if name else disk / one.name)
         for entry in os.scandir(disk):
-            if not entry.name.startswith(TEMPORARY) and entry.name != FOLDER:
+            if not entry.name.startswith(TEMPORARY) and entry.name != COPIES:
                 with contextlib.suppress(FileExistsError):
                     (self.folder / entry.name).symlink_to(entry.path)
 
@@ -226,9 +226,12 @@ def empty(folder: Path, disk: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file to the disk under a temporary name, and rename it when all of it is there. Skips an equal one."""
-    found = source.stat()
-    if _sign(target) == (found.st_size, found.st_mtime_ns):
+    """Copy a file to the disk under a temporary name, and rename it when all of it is there.
+
+    Skips it if the disk has it, or a later one: what an earlier attempt left in RAM replaces nothing newer.
+    """
+    found, there = source.stat(), _sign(target)
+    if there is not None and (there == (found.st_size, found.st_mtime_ns) or there[1] > found.st_mtime_ns):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.parent / (TEMPORARY + "memory-" + secrets.token_hex(4))  # nodes may share the folder
