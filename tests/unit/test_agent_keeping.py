@@ -253,3 +253,17 @@ def test_memory_that_is_too_small_is_reported_and_the_disk_used(tmp_path):
         assert any("saved to the disk, because RAM cannot be used: /dev/shm has" in text for text in texts), texts
     finally:
         run.close()
+
+
+def test_a_folder_in_memory_that_is_deleted_deletes_nothing_on_the_disk(tmp_path):
+    run = alone(tmp_path, 1)
+    try:
+        eventually((tmp_path / "out/checkpoint-1/trainer_state.json").exists, 30)
+        shutil.rmtree(ram_of(run))  # as systemd at logout
+        os.kill(run.state()["command"], signal.SIGKILL)
+        assert run.wait_end()["state"] == "failed"
+        assert (tmp_path / "out/checkpoint-1/optimizer.pt").is_file()
+        texts = [event["text"] for event in run.events() if event["event"] == "notice"]
+        assert any("was deleted: what was only in RAM is lost" in text for text in texts), texts
+    finally:
+        run.close()

@@ -123,6 +123,9 @@ class Memory:
         self._thread.join(JOIN)
         self._thread = None
         assert self._disk is not None
+        if not (self.folder / MARK).exists():
+            self._report("%s was deleted: what was only in RAM is lost. %s is unchanged" % (self.folder, self._disk))
+            return
         try:
             self._mirror_deletions(self._disk, find(self.folder))
             empty(self.folder, self._disk)
@@ -185,8 +188,8 @@ class Memory:
         self._mirror_deletions(disk, found)
 
     def _mirror_deletions(self, disk: Path, found: Found) -> None:
-        if not (self.folder / MARK).exists():
-            return  # the folder in RAM was deleted, and the disk has the only checkpoints
+        if not (self.folder / MARK).exists():  # another program deleted it: the disk has the only checkpoints
+            return
         links = [name for name in self._known if os.path.lexists(self.folder / name)]
         for name in deleted(self._known, [*links, *(one.name for one in found.checkpoints)]):
             single = self._known.pop(name)
