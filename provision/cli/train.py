@@ -17,7 +17,7 @@ import click
 
 from provision import launchers
 from provision.cli.cluster import Selection, on_nodes, refuse_alone, session_on
-from provision.cli.options import COUNT, INDEX, SECONDS, number, reporting
+from provision.cli.options import COUNT, INDEX, SECONDS, Number, number, reporting
 from provision.errors import UsageError
 from provision.inventory.document import shown
 from provision.launchers import from_words
@@ -33,11 +33,14 @@ from provision.session import Session
 from provision.summaries.runs import train_output
 from provision.tasks import resume as resuming
 from provision.tasks import train as tasks
+from provision.tasks.bundles import parse_size
 from provision.tasks.gate import GateOptions
 from provision.tasks.notify import read_notify
 from provision.tasks.resume_arg import AskResume
 from provision.tasks.start import Ask, Choice, Following, HungUp
 from provision.tasks.train import ZERO_CHOICES, Policy, Training, active_nodes, find_config
+from trainer.agent.contract.plan import COPIES, SPACE, Copies
+from trainer.bounds import Bound
 
 _SHELLS = {"sh": as_sh, "powershell": as_powershell, "cmd": as_cmd}
 _PATH = click.Path(path_type=Path)
@@ -103,9 +106,23 @@ _WHAT: _Options = (
     ),
     click.option("--name", metavar="NAME", help="Name in the run's id."),
 )
+_COPIES_BOUND = Number(int, Bound(low=0, high=COPIES))
+_COPIES: _Options = (
+    number("--copies", type=_COPIES_BOUND, help="Nodes that copy a node's checkpoint files.  [default: 1]"),
+    click.option("--copies-space", metavar="SIZE", help="Space for copies on each node.  [default: all but a tenth]"),
+    click.option("--copies-rate", metavar="SIZE", help="Bytes per second of copies.  [default: 4 % of the network]"),
+)
 _HOW: _Options = (
     click.option("--detach", is_flag=True, help="Return once the run has started on every node."),
     number("--restarts", type=INDEX, default=0, help="Restart a failed run up to N times."),
+    *_COPIES,
+    click.option(
+        "--save-to",
+        type=click.Choice(["disk", "memory"]),
+        default="disk",
+        show_default=True,
+        help="Where the program saves first.",
+    ),
     number(
         "--lost-after",
         type=SECONDS,
@@ -197,6 +214,10 @@ def read_training(
     zero: str | None,
     pattern: str | None,
     restarts: int,
+    copies: int | None,
+    copies_space: str | None,
+    copies_rate: str | None,
+    save_to: str,
     lost_after: float,
     hang_after: float | None,
     on_hang: str,
@@ -230,7 +251,13 @@ def read_training(
         name=name,
         zero=zero,
         pattern=pattern,
-        policy=Policy(restarts, lost_after, hang_after, on_hang),
+        policy=Policy(
+            restarts,
+            lost_after,
+            hang_after,
+            on_hang,
+            Copies(copies, _size(copies_space), _size(copies_rate) or None, memory=save_to == "memory"),
+        ),
         gate=GateOptions(exclude_bad=exclude_bad, force=force, asked=wanted),
         following=Following(detach, None if detach else ask_detach_or_stop(reporter)),
         notify=read_notify(notify),
@@ -294,6 +321,7 @@ def read_variables(given: tuple[str, ...], reporter: Reporter) -> dict[str, str]
 @number("--nodes", "-n", "count", type=COUNT, help="Resume on the first N of its nodes.")
 @click.option("--detach", is_flag=True, help="Return once the run has started on every node.")
 @number("--restarts", type=INDEX, help="Restart a failed run up to N times.")
+@_with(_COPIES)
 @click.option("--force", is_flag=True, help="Start even if a check predicts a failure.")
 @_RESUME_ARG
 @_NOTIFY
@@ -304,6 +332,9 @@ def resume_command(
     selection: Selection,
     count: int | None,
     restarts: int | None,
+    copies: int | None,
+    copies_space: str | None,
+    copies_rate: str | None,
     resume_arg: str | None,
     notify: str | None,
     run: str | None,
@@ -318,10 +349,16 @@ def resume_command(
     """
     following = Following(detach, ask_detach_or_stop(reporter))
     ask = ask_resume_arg(reporter)
-    options = resuming.ResumeOptions(force, count, restarts, following, resume_arg, ask, read_notify(notify))
+    changed = resuming.CopiesOptions(copies, _size(copies_space), _size(copies_rate) or None)
+    options = resuming.ResumeOptions(force, count, restarts, following, resume_arg, ask, read_notify(notify), changed)
     with detach_on_hangup(), selection.session_or_here(reporter, starts=True) as session:
         result = resuming.resume(session, run, options)
     reporter.result(*train_output(result))
+
+
+def _size(text: str | None) -> int | None:
+    """A size in bytes; None without one."""
+    return None if text is None else min(SPACE, parse_size(text))
 
 
 def ask_resume_arg(reporter: Reporter) -> AskResume | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.agent.checkpoints.layouts import FILE, OURS, TYPED, layouts_of
-from trainer.agent.checkpoints.names import KEPT, is_single, number_in
+from trainer.agent.checkpoints.names import COPIES, KEPT, is_single, number_in
 
 _ZERO = "_optim_states.pt"  # only DeepSpeed's ZeRO writes these
 _METADATA = ".metadata"  # of torch.distributed.checkpoint
@@ -137,7 +137,7 @@ def sources(
 
     A checkpoint's file comes from the node that wrote it last and whole, any other file from the first node. Files of
     other checkpoints are skipped: of a library's layout all, of other layouts those with a step. So an exported model
-    is collected. What a restart moved aside is skipped too.
+    is collected. What a restart moved aside is skipped too, and so are copies of other nodes' files.
 
     Args:
         names: by node name, in the order of the ranks, its files below the output folder.
@@ -159,7 +159,7 @@ def sources(
         for name in mine:
             parts = name.split("/")
             above = {"/".join(parts[: count + 1]) for count in range(len(parts))}
-            if name not in best and not above & others and not KEPT.match(parts[0]):
+            if name not in best and not above & others and not KEPT.match(parts[0]) and parts[0] != COPIES:
                 best[name] = (node, 0.0)
     files: dict[str, set[str]] = {}
     for name, (node, _) in best.items():

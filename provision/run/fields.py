@@ -97,6 +97,13 @@ def _words(value: Any) -> bool:
     return isinstance(value, list) and len(value) <= RANKS and all(map(_word, value))
 
 
+def _copied(value: Any) -> bool:
+    """The newest checkpoint that is copied to other nodes."""
+    if not isinstance(value, dict) or not _word(value.get("checkpoint")) or not _words(value.get("on")):
+        return False
+    return _or_null(_whole)(value.get("step")) and all(_number(value.get(key)) for key in ("bytes", "seconds"))
+
+
 def _or_null(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
@@ -137,6 +144,9 @@ _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("slow", "full"), _or_null(lambda value: _text(value, NAME))),
     "expected": _or_null(lambda value: expected.read(value) is not None),
     "measured": _measured,
+    "copied": _copied,
+    "on": _words,
+    **dict.fromkeys(("bytes", "seconds"), _number),
 }
 
 

@@ -13,7 +13,7 @@ import re
 import shlex
 
 from provision.masking import is_secret, mask_env, mask_words
-from trainer.agent.contract.plan import Plan
+from trainer.agent.contract.plan import OUTPUT, Plan
 
 _WORLD = "--world_info="  # DeepSpeed's: base64 of JSON
 # PowerShell reads typographic quotes as straight ones (language specification, 2.3.5.2).
@@ -97,7 +97,9 @@ def _first_rank(plan: Plan, assign: str, remark: str) -> list[str]:
 
 
 def _argv(plan: Plan) -> list[str]:
-    return list(mask_words(plan.argv))
+    """The command as the agent fills it. A person who types it saves to the output folder, not to memory."""
+    output = plan.resume.output if plan.resume and plan.copies and plan.copies.memory else OUTPUT
+    return [word.replace(OUTPUT, output) for word in mask_words(plan.argv)]
 
 
 def _explained(plan: Plan) -> list[str]:

@@ -20,7 +20,7 @@ from provision.model import Node, Notice
 from provision.run.fields import conform
 from provision.run.job import Job
 from trainer.agent.contract.expected import Expected
-from trainer.agent.contract.plan import Plan
+from trainer.agent.contract.plan import Copies, Plan
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -140,6 +140,7 @@ class RunSpec:
         expected: what the run is judged by; None: nothing is expected.
         spares: how many of the workers, the last ones, only replace others.
         min_nodes: the number of nodes with which the run may continue without spares; None: all.
+        copies: how the agents copy checkpoints.
     """
 
     id: str
@@ -168,6 +169,7 @@ class RunSpec:
     expected: Expected | None = None
     spares: int = 0
     min_nodes: int | None = None
+    copies: Copies = field(default_factory=Copies)
 
     @property
     def active(self) -> tuple[Worker, ...]:

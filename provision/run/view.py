@@ -260,7 +260,7 @@ class Watched:
 
 def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
     """An agent's event as a user sees it; None for other events."""
-    kind, text = str(event.get("event")), short(str(event.get("text") or ""))
+    kind, text = str(event.get("event")), short(str(event.get("text") or "")) or _copied(event)
     time = finite(event.get("time")) or 0.0
     match kind:
         case "attempt":
@@ -274,8 +274,8 @@ def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
         case "phase":
             phase = short(str(event.get("phase") or ""))
             return Happening(time, node, "checkpoint" if "sav" in phase or "checkpoint" in phase else "phase", phase)
-        case "notice" | "replaced":
-            level = "note" if event.get("level") == "info" else "warning"
+        case "notice" | "replaced" | "copied":
+            level = "note" if event.get("level") == "info" or kind == "copied" else "warning"
             return Happening(time, node, level, short(replacement(event)) if kind == "replaced" else text)
         case "straggler" | "stack":
             level = "warning" if event.get("state") == "slow" else "note"
@@ -291,6 +291,14 @@ def happening(node: str, event: Mapping[str, Any]) -> Happening | None:
         case "end":
             return Happening(time, node, "end", short(str(event.get("state"))))
     return None
+
+
+def _copied(event: Mapping[str, Any]) -> str:
+    """The text of the event ``copied``; "" for others."""
+    if event.get("event") != "copied":
+        return ""
+    what = event.get("checkpoint") if event.get("step") is None else f"step {event.get('step')}"
+    return short(f"{what} is copied to other nodes")
 
 
 def folded(lines: Sequence[Entry]) -> list[tuple[Entry, int]]:

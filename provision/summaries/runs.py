@@ -45,7 +45,10 @@ def run_data(run: Run, now: float) -> dict[str, Any]:
         **{key: run.reporter.fields.get(key) for key in ("step", "total", "loss")},
         "phase": run.current(head).fields.get("phase"),
         **{key: head.fields.get(key) for key in ("attempt", "attempts")},
-        **{key: head.fields.get(key) for key in ("checkpoint", "port", "world_size", "why", "began", "pattern")},
+        **{
+            key: head.fields.get(key)
+            for key in ("checkpoint", "copied", "port", "world_size", "why", "began", "pattern")
+        },
         "straggler": head.fields.get("straggler") if run.live else None,
         **{key: head.fields.get(key) for key in ("expected", "measured")},
         "slow": run.slow or None,
@@ -75,6 +78,12 @@ def run_lines(runs: Mapping[str, Run], now: float, users: Mapping[str, int | Non
     return [*fitted(rows, _LEAST), *slow, *([f"{more} older runs: clusterctl status RUN, or --json"] if more else [])]
 
 
+def copied_text(copied: Mapping[str, Any]) -> str:
+    """A checkpoint that other nodes have copies of: its step or name, and the nodes."""
+    step = copied["checkpoint"] if copied.get("step") is None else f"step {copied['step']}"
+    return printable(f"{step} on {fold(copied['on'])}")
+
+
 def run_output(result: RunStatus, now: float) -> Summary:
     """One run with each of its nodes."""
     run = result.run
@@ -101,6 +110,8 @@ def run_output(result: RunStatus, now: float) -> Summary:
         about.append(f"  network that NCCL uses: {'; '.join(run.networks)}")
     kept = {str(part.fields["kept"]): part.node for part in reversed(run.parts) if part.fields.get("kept")}
     about += [f"  moved aside, because it could not be used: {node}:{path}" for path, node in kept.items()]
+    if (copied := head.fields.get("copied")) is not None:
+        about.append(f"  newest copied checkpoint: {copied_text(copied)}")
     if data["straggler"]:
         about.append(f"  {printable(data['straggler'])}")
     if run.unmatched is not None:

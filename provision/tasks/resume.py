@@ -26,7 +26,7 @@ from provision.tasks.resume_arg import AskResume, with_resume_arg
 from provision.tasks.runs import by_name, find, refuse_others, run_folder
 from provision.tasks.start import Following, Start
 from provision.tasks.train import link_addresses
-from trainer.agent.contract.plan import Plan, from_json
+from trainer.agent.contract.plan import Copies, Plan, from_json
 from trainer.agent.contract.untrusted import UntrustedError
 
 if TYPE_CHECKING:
@@ -35,6 +35,15 @@ if TYPE_CHECKING:
     from provision.session import Session
 
 _DEADLINE = 30.0
+
+
+@dataclass(frozen=True)
+class CopiesOptions:
+    """How checkpoints are copied, see ``trainer.agent.contract.plan.Copies``; None: as before."""
+
+    peers: int | None = None
+    space: int | None = None
+    rate: int | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,7 @@ class ResumeOptions:
         resume_arg: the program's arguments to resume, which the run keeps; None: as before.
         ask_resume: asks for them if they are not known; None: there is no terminal.
         notify: the shell command for events of the run, which the run keeps; None: as before; empty: none.
+        copies: how checkpoints are copied, where it differs from before.
     """
 
     force: bool = False
@@ -58,6 +68,7 @@ class ResumeOptions:
     resume_arg: str | None = None
     ask_resume: AskResume | None = None
     notify: str | None = None
+    copies: CopiesOptions = field(default_factory=CopiesOptions)
 
 
 def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainResult:
@@ -106,6 +117,7 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
             _warn_fewer(session, run, members, before, plans, found.unreachable)
         if options.notify is not None:
             plans = [plan._replace(notify=options.notify or None) for plan in plans]
+        plans = with_copies(plans, options.copies)
         fresh = renewed(plans, head, token=secrets.token_hex(16), restarts=options.restarts)
     about = {
         "master": f"{members[0].train_address}:{head.port}",
@@ -206,6 +218,24 @@ def refuse_resume(
             f"run {run.id} has finished: there is nothing to resume",
             hint=f"clusterctl collect {run.id}",
         )
+
+
+def with_copies(plans: Sequence[Plan], changed: CopiesOptions) -> list[Plan]:
+    """The plans with changed options for copies.
+
+    Raises:
+        UsageError: there are too few nodes.
+    """
+    if changed == CopiesOptions():
+        return list(plans)
+    others = len(plans) - 1
+    if changed.peers and changed.peers > others:
+        raise UsageError(
+            f"--copies {changed.peers}: the run has {others} other {'node' if others == 1 else 'nodes'} for copies",
+            hint=f"--copies {others}, or more nodes",
+        )
+    given = {name: value for name, value in vars(changed).items() if value is not None}
+    return [plan._replace(copies=(plan.copies or Copies())._replace(**given)) for plan in plans]
 
 
 def refuse_plans(plans: Sequence[Plan]) -> None:

@@ -36,7 +36,7 @@ from provision.tasks.resume_arg import AskResume, Place, choose_resume_arg, lear
 from provision.tasks.runs import run_folder
 from provision.tasks.start import Following, Start
 from trainer import ds_config
-from trainer.agent.contract.plan import Link, Plan
+from trainer.agent.contract.plan import Copies, Link, Plan
 
 if TYPE_CHECKING:
     from provision.session import Session
@@ -56,12 +56,14 @@ class Policy:
         lost_after: seconds of silence after which a node counts as lost.
         hang_after: seconds without progress that count as a hang; None: derived from the run's own pace.
         hang_policy: what a hang does, ``stop`` or ``warn``.
+        copies: how checkpoints are copied to other nodes, and whether they are saved to memory first.
     """
 
     restarts: int = 0
     lost_after: float = 60.0
     hang_after: float | None = None
     hang_policy: str = "stop"
+    copies: Copies = field(default_factory=Copies)
 
 
 @dataclass(frozen=True)
@@ -341,6 +343,7 @@ def _spec(session: Session, passed: GateResult, run: str, files: RunFiles, asked
         hang_after=asked.policy.hang_after,
         hang_policy=asked.policy.hang_policy,
         restarts=asked.policy.restarts,
+        copies=asked.policy.copies,
         none_ok=True,
         textfile=None if session.inventory.textfile is None else str(session.inventory.textfile),
         notify=(session.inventory.notify if asked.notify is None else asked.notify) or None,

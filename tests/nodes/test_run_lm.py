@@ -83,18 +83,33 @@ def losses(training, run):
     return {line["current_steps"]: line["loss"] for line in lines if line.get("loss") is not None}
 
 
-def test_killed_rank_loses_no_result_and_the_model_is_exported(training, lab_env, tmp_path):
+def copied(training, run):
+    """The name of the newest checkpoint that other nodes have copies of; None without one."""
+    shown = training.on("node01", "cat", f"{RUNS}/{run}/logs/node0/state.json")
+    return (json.loads(shown).get("copied") or {}).get("checkpoint")
+
+
+def test_killed_rank_and_lost_disk_lose_no_result_and_the_model_is_exported(training, lab_env, tmp_path):
     whole = training.run("train", "--nodes", "2", "-m", "trainer.lm", "--", *SMALL, "--max-iters", "24")
     assert whole.returncode == 0, whole.stderr + whole.stdout
     expected = losses(training, training.last_run().name)
     assert sorted(expected) == list(range(1, 25))
 
-    words = ("train", "--nodes", "2", "--restarts", "1", "-m", "trainer.lm", "--", *SMALL, "--max-iters", "24")
+    words = ("train", "--nodes", "2", "--restarts", "1", "--on-hang", "warn", "-m", "trainer.lm", "--", *SMALL)
+    words = (*words, "--max-iters", "24")
     broken = training.start(*words, until=r"saved out/iter_4\b")
     run = training.last_run().name
     wait_until(lambda: len(losses(training, run)) >= 5, "five steps", 60)
-    training.kill("node02", training.rank("node02", run), signal.SIGKILL)
+    rank = training.rank("node02", run)
+    training.kill("node02", rank, signal.SIGSTOP)  # saves nothing more, so one certain checkpoint is copied
+    wait_until(lambda: copied(training, run), "a copied checkpoint", 60)
+    kept = copied(training, run)
+    training.on("node02", "rm", "-r", f"{RUNS}/{run}/job/out")
+    training.kill("node02", rank, signal.SIGKILL)
     assert broken.finish(240) == 0, broken.output
+    lines = training.on("node01", "cat", f"{RUNS}/{run}/logs/node0/events.jsonl").splitlines()
+    attempts = [event for event in map(json.loads, lines) if event["event"] == "attempt"]
+    assert [event["checkpoint"] for event in attempts] == [None, kept]
     found = losses(training, run)
     assert sorted(found) == list(range(1, 25))
     for step, loss in expected.items():

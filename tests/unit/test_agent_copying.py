@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import socket
 import sys
@@ -17,7 +18,8 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 from agents import plan_of
 
 from trainer.agent.link import CopyError, copies, protocol
-from trainer.agent.link.copies import TEMPORARY, parts_of, pump, receive, serve
+from trainer.agent.link.copies import TEMPORARY, Wanted, parts_of, pump, receive, serve
+from trainer.agent.link.direct import Direct
 from trainer.agent.link.link import Link
 from trainer.agent.link.protocol import Caller, Host, Stream
 
@@ -129,6 +131,57 @@ def test_messages_are_delivered_while_files_are_copied(agents, tmp_path):
     thread.join(60)
     assert [message["kind"] for message in come] == ["failed"]
     assert (tmp_path / "n1/big").stat().st_size == 64 << 20
+
+
+def test_a_large_background_copy_continues_where_it_broke_off(agents, tmp_path, monkeypatch):
+    links = agents(2)
+    monkeypatch.setattr(copies, "FLUSH", 4 << 20)
+    data = os.urandom(20 << 20)
+    put(tmp_path / "n0", "big", data)
+    wanted = ("copy/big", len(data), 0, "big", "", 1700000000123456789, 1 << 30)
+    first, second, done = [], [], []
+    with pytest.raises(CopyError, match="cancelled"):
+        links[1].fetch([wanted], alive=lambda: sum(first) < 15 << 20, on_bytes=first.append)
+    links[1].fetch([wanted], on_bytes=second.append, done=lambda _, digest: done.append(digest))
+    assert (tmp_path / "n1/copy/big").read_bytes() == data
+    assert done == [hashlib.sha256(data).hexdigest()]
+    assert len(data) <= sum(first) + sum(second) <= len(data) + (5 << 20)  # what was not flushed comes again
+    nothing_left(tmp_path / "n1")
+
+
+def test_direct_copy_falls_back_to_rank_0(agents, tmp_path):
+    links = agents(3)
+    put(tmp_path / "n2", "a", b"data")
+    direct = Direct(links[2].copies, 3)
+    address = direct.start()
+    links[1].copies.addresses = {2: address}
+    with links[1].copies.open_channel(2).sock as sock:
+        assert sock.getpeername() == address
+    links[1].fetch([("b", 4, 2, "a")])
+    assert (tmp_path / "n1/b").read_bytes() == b"data"
+    direct.close()
+    links[1].fetch([("c", 4, 2, "a")])
+    assert (tmp_path / "n1/c").read_bytes() == b"data"
+    assert links[1].copies.addresses == {}
+
+
+@pytest.mark.parametrize("token", ["x" * 64, None])
+def test_direct_port_serves_only_agents_of_the_run(agents, tmp_path, token):
+    links = agents(2)
+    put(tmp_path / "n1", "a", b"data")
+    direct = Direct(links[1].copies, 2)
+    with socket.create_connection(direct.start(), timeout=10) as sock:
+        if token is None:
+            sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        else:
+            caller = Caller(token, links[1].copies.run, 0)
+            sock.sendall(caller.first())
+            with pytest.raises(protocol.UnknownPeerError):
+                caller.take(copies.read_line(sock))
+            sock.sendall(b"0" * 64 + b"\n")
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(100) == b""
+    direct.close()
 
 
 # --- names -------------------------------------------------------------------------------------------------------
@@ -260,7 +313,7 @@ def exchange(tmp_path, *answers, size=4):
             else:
                 other.send(answer)
         other.sock.shutdown(socket.SHUT_WR)
-        receive(one, str(tmp_path), "c/a", size, "0", lambda _: None)
+        receive(one, str(tmp_path), Wanted("c/a", size, 0), "0", lambda _: None)
 
 
 END = {"end": True}

@@ -32,7 +32,9 @@ if not found:
 names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "NODE_RANK", "NNODES")
 about = {name: os.environ[name] for name in names}
 about["words"], about["from"] = sys.argv[1:6], os.path.basename(found[-1])
-pathlib.Path("resumed").write_text(json.dumps(about))
+new = pathlib.Path("resumed.new")
+new.write_text(json.dumps(about))
+new.rename("resumed")
 time.sleep(float(os.environ.get("LONGER", "0")))
 """
 )

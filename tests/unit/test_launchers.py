@@ -18,7 +18,7 @@ from provision import launchers
 from provision.errors import ClusterctlError, PreflightError, UsageError
 from provision.model import Node
 from provision.run import Facts, Job, RunSpec, Worker, new_run_id, plan_name
-from trainer.agent.contract.plan import Resume
+from trainer.agent.contract.plan import Copies, Resume
 
 
 def worker(number=0, *, gpus=None, **facts):
@@ -567,3 +567,45 @@ def test_nodes_and_processes_in_accelerates_configuration_are_replaced_by_name()
         "a.yaml: num_machines 4: replaced by 2",
         "a.yaml: main_process_ip 10.0.0.9: replaced by 10.0.0.1",
     ]
+
+
+# --- copies and memory ---------------------------------------------------------------------------------------------
+
+
+def script(*args, **fields):
+    job = Job(target="train.py", kind="script", args=args, resume_arg="")
+    return spec(config="train.py", job=job, **({"output": "runs/out"} | fields))
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--output_dir", "runs/out"), ("--output_dir", "{output}")),
+        (("--save=./runs/out/", "runs/output"), ("--save={output}", "runs/output")),
+    ],
+)
+def test_memory_takes_the_place_of_the_output_folder(args, words):
+    plan = launchers.launch(script(*args, copies=Copies(memory=True))).plans[0]
+    assert plan.argv[-2:] == words
+    assert plan.resume.output == "runs/out"
+    assert plan.copies.memory
+
+
+def test_memory_is_added_to_a_config():
+    plan = launchers.launch(spec(output="out", copies=Copies(memory=True))).plans[0]
+    assert plan.argv[-1] == "output_dir={output}"
+    assert launchers.launch(spec(output="out")).plans[0].argv[-1] != "output_dir={output}"
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"copies": Copies(memory=True)}, "needs the option by which the program gets its output folder"),
+        ({"copies": Copies(peers=2)}, "--copies 2: the run has 1 other node for copies"),
+        ({"copies": Copies(peers=1), "output": None}, "where this script keeps its checkpoints is not known"),
+        ({"copies": Copies(memory=True), "output": None}, "needs the option by which the program gets its output"),
+    ],
+)
+def test_copies_that_cannot_be_made_are_refused_at_the_start(given, why):
+    with pytest.raises(UsageError, match=why):
+        launchers.launch(script("--lr", "1", **given))

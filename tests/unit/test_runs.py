@@ -573,6 +573,7 @@ def test_newest_complete_files_of_a_checkpoint_are_used_and_old_checkpoints_stay
 
 def test_the_newest_single_file_is_collected_without_older_steps_and_without_what_was_moved_aside():
     names = ["logs/a.txt", "step_10.pt", "step_20.pt", "best.pt", "kept-1/step_30.pt", "final/model.safetensors"]
+    names += [".clusterctl-copies/final@1/model.safetensors", ".clusterctl-copies/final@1.jsonl"]
     file = {"step_20.pt": [4, 9, "m", None]}
     offer = {"checkpoints": [{"name": "step_20.pt", "single": True, "files": file}]}
     chosen = sources({"a": frozenset(names)}, {"a": offer}, "step_20.pt")

@@ -66,6 +66,16 @@ def ask_logind() -> Logind:
     )
 
 
+SYSTEM = 1000  # logind never cleans up after users with lower numbers
+
+
+def removes_ipc() -> bool:
+    """Whether logind deletes this user's files in /dev/shm at the last logout."""
+    if os.getuid() < SYSTEM or _property("RemoveIPC") != "b true":
+        return False
+    return _output_of(["loginctl", "show-user", user_name(), "--property=Linger", "--value"]) != "yes"
+
+
 def user_name() -> str:
     """This user's name, or its number."""
     return owner_name(os.getuid())

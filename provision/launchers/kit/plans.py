@@ -22,6 +22,7 @@ from trainer.agent.contract.plan import (
     MASTER,
     NNODES,
     NODE_RANK,
+    OUTPUT,
     PLACES,
     PORT,
     SEVERAL,
@@ -127,7 +128,24 @@ def notices(spec: RunSpec) -> tuple[Notice, ...]:
             "where this script keeps its checkpoints is not known",
             hint="--output DIR, and --resume-arg '--resume {checkpoint}' if the script has an option for it",
         )
+    _check_copies(spec)
     return tuple(found)
+
+
+def _check_copies(spec: RunSpec) -> None:
+    """Refuse options for copies that cannot be met.
+
+    Raises:
+        UsageError: there are too few nodes, or the checkpoints are not known.
+    """
+    peers, others = spec.copies.peers, len(spec.workers) - 1
+    if peers and peers > others:
+        raise UsageError(
+            f"--copies {peers}: the run has {others} other {'node' if others == 1 else 'nodes'} for copies",
+            hint=f"--copies {others}, or more nodes",
+        )
+    if peers and resume(spec) is None:
+        raise UsageError(f"--copies {peers}: where this script keeps its checkpoints is not known", hint="--output DIR")
 
 
 def ranks(spec: RunSpec, rank: int) -> str:
@@ -186,7 +204,7 @@ def node_plan(spec: RunSpec, rank: int, launcher: str, command: Command, resumes
     return Plan(
         run=spec.id,
         node=worker.node.name,
-        argv=tuple(command.argv),
+        argv=tuple(_to_memory(spec, command, resumes)),
         env=environment(spec, rank, command.env),
         launcher=launcher,
         each_rank=command.each_rank,
@@ -215,6 +233,7 @@ def node_plan(spec: RunSpec, rank: int, launcher: str, command: Command, resumes
         textfile=spec.textfile,
         notify=spec.notify,
         expected=spec.expected,
+        copies=None if resumes is None else spec.copies,
     )
 
 
@@ -228,3 +247,28 @@ def filled(plans: Sequence[Plan], interfaces: Mapping[str, str | None]) -> list[
     active = plans[: plans[0].nnodes]
     members = Members(tuple(plan.node for plan in active), tuple(plan.processes for plan in active))
     return [plan.for_attempt(members, interface=interfaces.get(plan.node)) for plan in active]
+
+
+def _to_memory(spec: RunSpec, command: Command, resumes: Resume | None) -> list[str]:
+    """The command with a place for the folder in RAM, where it names its output folder.
+
+    Raises:
+        UsageError: it does not name it.
+    """
+    argv = list(command.argv)
+    if not spec.copies.memory:
+        return argv
+    if resumes is not None and spec.job.kind == "config":
+        return [*argv, f"output_dir={OUTPUT}"]
+    folder = None if resumes is None else posixpath.normpath(resumes.output)
+    found = []
+    for word in argv:
+        name, equals, value = word.rpartition("=")
+        same = folder is not None and posixpath.normpath(value) == folder and (not equals or name.startswith("-"))
+        found.append(f"{name}{equals}{OUTPUT}" if same else word)
+    if found == argv:
+        raise UsageError(
+            "--save-to memory needs the option by which the program gets its output folder, and the command has none",
+            hint="add it after --, such as: clusterctl train --save-to memory SCRIPT -- --output_dir out",
+        )
+    return found

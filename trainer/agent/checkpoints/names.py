@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple, Optional
 
 LARGE = (".distcp", ".safetensors", ".pt", ".pth", ".ckpt", ".bin")  # suffixes of files with tensors
+COPIES = ".clusterctl-copies"  # a folder in the output folder: copies of other nodes' files, see ``keeping/held.py``
 KEPT = re.compile(r"kept-(\d{1,9})$")  # a folder in the output folder: what a restart moved aside, see ``aside.py``
 _SINGLE = (".pt", ".pth", ".ckpt")  # one of these alone may be a checkpoint, whatever its name
 

@@ -13,6 +13,7 @@ A checkpoint that cannot be used is never written over: ``Choice.aside`` has the
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -43,6 +44,7 @@ from .names import Number, number_in
 from .places import Found, Seen, find, text_of
 
 NEWEST = 5  # checkpoints that are read; older ones are never each
+RECENT = 2  # checkpoints whose files are watched while a run writes them
 OTHERS = 1000  # names of checkpoints that are not read
 DEEP = 4  # levels of folders below a checkpoint's
 STEPS = ("global_step", "step", "iteration", "iter_num", "iter", "current_step", "epoch")  # keys of JSON files
@@ -81,13 +83,17 @@ class Aside(NamedTuple):
     pointers: Dict[str, str]
 
 
+Missing = Tuple[Any, ...]  # see ``Choice.copy``
+
+
 class Choice(NamedTuple):
     """The result of ``newest``.
 
     Attributes:
         name: the checkpoint's path below the output folder; None if none is complete.
         step: its step, if it has one.
-        copy: the files that each rank lacks, as (path below the output folder, size, rank that has it).
+        copy: the files that each rank lacks, as (path below the output folder, size, rank that has it). A file that is
+            only in a folder of copies also has its path there and its digest.
         refused: newer checkpoints with reasons.
         layout: the checkpoint's.
         time: when it was written, in nanoseconds since the epoch.
@@ -97,7 +103,7 @@ class Choice(NamedTuple):
 
     name: Optional[str] = None
     step: Optional[int] = None
-    copy: Dict[int, List[Tuple[str, int, int]]] = {}  # noqa: RUF012 - never changed
+    copy: Dict[int, List[Missing]] = {}  # noqa: RUF012 - never changed
     refused: Sequence[Tuple[str, str]] = ()
     layout: str = ""
     time: int = 0
@@ -126,8 +132,8 @@ def _walk(folder: Path, below: str = "", depth: int = 0) -> Iterator[Tuple[str, 
             yield below + entry.name, Path(entry.path)
 
 
-def _read(output: Path, seen: Seen) -> Checkpoint:
-    path = output / seen.name
+def read(path: Path, seen: Seen) -> Checkpoint:
+    """Read a checkpoint. ``path``: the folder, or the single file."""
     files: Dict[str, File] = {}
     contents: Dict[str, Any] = {}
     steps: Dict[str, int] = {}
@@ -171,7 +177,7 @@ def scan(output: Path, found: Optional[Found] = None) -> List[Checkpoint]:
     seen = _candidates((find(output) if found is None else found).checkpoints)
     order = _ordered({one.name: (number_in(one.name), None, _written(output / one.name)) for one in seen})
     by_name = {one.name: one for one in seen}
-    return [_read(output, by_name[name]) for name in order[:NEWEST]]
+    return [read(output / name, by_name[name]) for name in order[:NEWEST]]
 
 
 def _candidates(seen: Sequence[Seen]) -> List[Seen]:
@@ -203,16 +209,53 @@ def offer(output: Path, first_rank: int, processes: int) -> Dict[str, Any]:
         "pointers": pointers,
         "others": [name for name in everything if name not in read][:OTHERS],
         "checkpoints": [
-            {
-                "name": one.name,
-                "single": one.single,
-                "step": one.step,
-                "says": one.contents,
-                "files": {k: list(v) for k, v in one.files.items()},
-            }
-            for one in checkpoints
+            dict(described(one), disk=_disk_mark(output / one.name, one.files, one.single)) for one in checkpoints
         ],
     }
+
+
+def described(one: Checkpoint) -> Dict[str, Any]:
+    """A checkpoint as plain JSON values, for an offer."""
+    files = {name: list(file) for name, file in one.files.items()}
+    return {"name": one.name, "single": one.single, "step": one.step, "says": one.contents, "files": files}
+
+
+def _disk_mark(path: Path, files: Mapping[str, File], single: bool) -> str:
+    """A text that is equal on two nodes only if they see the same files on one shared disk.
+
+    It covers the inodes and the times at which they changed, which no program can set.
+    """
+    found = []
+    for name in sorted(files):
+        try:
+            stat = (path if single else path / name).stat()
+        except OSError:
+            continue
+        found.append("%s %d %d" % (name, stat.st_ino, stat.st_ctime_ns))
+    return hashlib.sha256("\n".join(found).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def signs(output: Path) -> Tuple[bool, Tuple[Tuple[str, int, int], ...]]:
+    """Whether there are checkpoints, and name, size and time of the newest ones' files; else of all large files.
+
+    Reads no file: equal signs mean that nothing was written in between.
+    """
+    found = find(output)
+    seen = _candidates(found.checkpoints)
+    recent = sorted(seen, key=lambda one: _written(output / one.name))[-RECENT:]
+    paths = [
+        (one.name + "/" + name, path) for one in recent if not one.single for name, path in _walk(output / one.name)
+    ]
+    paths += [(one.name, output / one.name) for one in recent if one.single]
+    paths += [(name, output / name) for name in (*found.parts[:OTHERS], *(each.name for each in found.pointers))]
+    listed = []
+    for name, path in paths:
+        try:
+            stat = path.lstat()
+        except OSError:
+            continue
+        listed.append((name, stat.st_size, stat.st_mtime_ns))
+    return bool(seen), tuple(listed)
 
 
 # --- on rank 0's node --------------------------------------------------------------------------------------------
@@ -236,8 +279,11 @@ def _ordered(facts: Mapping[str, Tuple[Optional[Number], Optional[int], int]]) -
     return sorted(facts, key=key, reverse=True)
 
 
+COPY = 1 << 20  # added to the rank of a node for its copies of other nodes' files
+
+
 class _Held(NamedTuple):
-    """A file's best version: the last written of the complete ones."""
+    """A file's best version: the last written of the complete ones. ``rank``: with ``COPY`` for a copy."""
 
     file: File
     rank: int
@@ -250,6 +296,7 @@ class _Merged(NamedTuple):
         inside: the step in a JSON file of it.
         versions: of each file, by the node's rank.
         layouts: more than one if it mixes formats.
+        copies: the entries of copies, by rank with ``COPY``.
     """
 
     name: str
@@ -259,6 +306,7 @@ class _Merged(NamedTuple):
     versions: Dict[str, Dict[int, File]]
     contents: Dict[str, Any]
     layouts: List[str]
+    copies: Dict[int, Mapping[str, Any]]
 
     @property
     def step(self) -> Optional[int]:
@@ -278,7 +326,32 @@ def _merge(name: str, copies: Mapping[int, Mapping[str, Any]]) -> _Merged:
     inside = next((copies[rank]["step"] for rank in sorted(copies) if copies[rank].get("step") is not None), None)
     time = max((file.mtime for each in versions.values() for file in each.values()), default=0)
     layouts = [FILE] if single else layouts_of(name, versions)
-    return _Merged(name, single, inside, time, versions, contents, layouts)
+    copied = {rank: one for rank, one in copies.items() if rank >= COPY}
+    return _Merged(name, single, inside, time, versions, contents, layouts, copied)
+
+
+def _with_copies(
+    nodes: Dict[int, Dict[str, Mapping[str, Any]]], offers: Mapping[int, Mapping[str, Any]]
+) -> Dict[int, Dict[str, Mapping[str, Any]]]:
+    """The checkpoints of each node, and its copies under its rank plus ``COPY``.
+
+    Copies of one checkpoint count only if all are of the same save, and if no node wrote to the checkpoint since. So
+    the files of two saves under one name are never mixed.
+    """
+    written: Dict[str, int] = {}
+    for held in nodes.values():
+        for name, one in held.items():
+            whole = (File(*facts) for facts in one["files"].values())  # a torn file has no content to mix
+            written[name] = max([written.get(name, 0), *(file.mtime for file in whole if not file.torn)])
+    copies = [(rank, one) for rank, each in offers.items() for one in each.get("copies", ())]
+    saved: Dict[str, int] = {}
+    for _, one in copies:
+        saved[one["name"]] = max(saved.get(one["name"], 0), one["saved"])
+    found = dict(nodes)
+    for rank, one in copies:
+        if one["saved"] == saved[one["name"]] >= written.get(one["name"], 0):
+            found.setdefault(rank + COPY, {})[one["name"]] = one
+    return found
 
 
 def newest(offers: Dict[int, Dict[str, Any]], world_size: int) -> Choice:
@@ -288,7 +361,8 @@ def newest(offers: Dict[int, Dict[str, Any]], world_size: int) -> Choice:
         offers: the results of ``offer``, by the node's rank; other keys are ignored.
         world_size: ranks of the whole run.
     """
-    nodes = {rank: {one["name"]: one for one in each.get("checkpoints", [])} for rank, each in offers.items()}
+    own = {rank: {one["name"]: one for one in each.get("checkpoints", [])} for rank, each in offers.items()}
+    nodes = _with_copies(own, offers)
     names = {name for held in nodes.values() for name in held}
     merged = {name: _merge(name, {rank: held[name] for rank, held in nodes.items() if name in held}) for name in names}
     chosen = _without_saved_models(_first_kind(merged))
@@ -308,6 +382,8 @@ def newest(offers: Dict[int, Dict[str, Any]], world_size: int) -> Choice:
                 _add_latest(copy, name, offers)
             copy = {rank: files for rank, files in copy.items() if files}
             aside = _aside(offers, [each for each, _ in refused], name)
+            if one.layouts == [DEEPSPEED] and name not in tags.values() and _uses_copies(copy):
+                aside = _with_latest(aside, name)
             return Choice(name, one.step, copy, refused, one.layouts[0], one.time, aside)
         refused.append((name, why))
     if not refused:
@@ -400,9 +476,18 @@ def _unite(versions: Dict[str, Dict[int, File]]) -> Tuple[Dict[str, _Held], Opti
     return held, None
 
 
-def _lacking(one: _Merged, held: Dict[str, _Held], rank: int, ranks: Tuple[int, int]) -> List[Tuple[str, int, int]]:
+def is_copy(missing: Missing) -> bool:
+    """Whether a file of ``Choice.copy`` comes from a folder of copies."""
+    return len(missing) > 3
+
+
+def _uses_copies(copy: Mapping[int, Sequence[Missing]]) -> bool:
+    return any(is_copy(each) for files in copy.values() for each in files)
+
+
+def _lacking(one: _Merged, held: Dict[str, _Held], rank: int, ranks: Tuple[int, int]) -> List[Missing]:
     """The files that the node of ``rank`` must copy: missing, truncated or outdated ones."""
-    files = []
+    files: List[Missing] = []
     first, count = ranks
     elsewhere = {name for name, reader in readers(held).items() if not first <= reader < first + count}
     for name, (best, giver) in sorted(held.items()):
@@ -411,13 +496,23 @@ def _lacking(one: _Merged, held: Dict[str, _Held], rank: int, ranks: Tuple[int, 
         mine = one.versions[name].get(rank)
         compared = must_be_equal(name) or is_of_one_rank(name)
         if mine is None or mine.torn or (compared and (mine.size, mine.mark) != (best.size, best.mark)):
-            files.append((path_of(one.name, name, one.single), best.size, giver))
+            path = path_of(one.name, name, one.single)
+            if giver < COPY:
+                files.append((path, best.size, giver))
+            else:
+                entry = one.copies[giver]
+                files.append((path, best.size, giver - COPY, "%s/%s" % (entry["folder"], name), entry["digests"][name]))
     return files
 
 
-def _add_latest(
-    copy: Dict[int, List[Tuple[str, int, int]]], name: str, offers: Mapping[int, Mapping[str, Any]]
-) -> None:
+def _with_latest(aside: Optional[Aside], name: str) -> Aside:
+    """Let ``latest`` name a tag of DeepSpeed that comes from copies: the node that wrote ``latest`` is lost."""
+    folder, slash, tag = name.rpartition("/")
+    before = aside or Aside(0, [], {})
+    return before._replace(pointers=dict(before.pointers, **{folder + slash + LATEST: tag}))
+
+
+def _add_latest(copy: Dict[int, List[Missing]], name: str, offers: Mapping[int, Mapping[str, Any]]) -> None:
     """Add the file ``latest``, which DeepSpeed reads beside the tag's folder, if it names the tag somewhere."""
     folder, slash, tag = name.rpartition("/")
     path = folder + slash + LATEST

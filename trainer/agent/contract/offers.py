@@ -11,6 +11,7 @@ CHECKPOINTS = 16  # of one node
 FILES = 200_000  # of one checkpoint
 OTHERS = 1000  # names of other checkpoints
 POINTERS = 16
+_DIGEST = 64  # hexadecimal digits of SHA-256
 _NUMBER = 1 << 62  # bytes, or nanoseconds since the epoch
 _NAME = 4096  # characters
 
@@ -28,6 +29,8 @@ def problem(offer: Any) -> str:
     checkpoints = offer.get("checkpoints", [])
     if not _list_of(checkpoints, _checkpoint, 0, CHECKPOINTS):
         return "has invalid checkpoints"
+    if not _list_of(offer.get("copies", []), _copied, 0, CHECKPOINTS):
+        return "has invalid copies of checkpoints"
     return "has checkpoints but no ranks" if checkpoints and "ranks" not in offer else ""
 
 
@@ -80,3 +83,16 @@ def _checkpoint(value: Any) -> bool:
         and isinstance(says, dict)
         and all(_content(name, value) for name, value in says.items())
     )
+
+
+def digest(value: Any) -> bool:
+    """Whether the value is a SHA-256 digest in hexadecimal digits."""
+    return isinstance(value, str) and len(value) == _DIGEST and not value.strip("0123456789abcdef")
+
+
+def _copied(value: Any) -> bool:
+    """Whether an entry of ``copies`` is valid: a checkpoint with its folder, its time and its files' digests."""
+    if not _checkpoint(value) or not number(value.get("saved")) or not file_name(value.get("folder")):
+        return False
+    digests = value.get("digests")
+    return isinstance(digests, dict) and set(digests) == set(value["files"]) and all(map(digest, digests.values()))

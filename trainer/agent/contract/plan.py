@@ -34,6 +34,7 @@ WORLD_INFO = "--world_info={world_info}"  # DeepSpeed's table of the nodes' GPUs
 SEVERAL = "{several}"  # before a word: the word is removed if the run has one rank
 WORDS = (PORT, NODE_RANK, NNODES, MASTER, FIRST_RANK, WORLD_SIZE, EVEN_SIZE, WORLD_INFO)
 INTERFACE = "{interface}"  # a value of ``env``, also after ``=``: the interface from which the node reaches rank 0
+OUTPUT = "{output}"  # in a word of ``argv``: the folder that the program writes checkpoints to, see ``Copies.memory``
 CHECKPOINT = "{checkpoint}"  # in ``resume``: the path of the checkpoint that the attempt starts from
 # The same in parts, for programs that want them separately: its folder, its name there (DeepSpeed's tag), its step.
 PLACES = (CHECKPOINT, "{folder}", "{name}", "{tag}", "{step}")
@@ -132,6 +133,28 @@ class Hang(NamedTuple):
     policy: str = "stop"
 
 
+COPIES = 16  # copies of a node's files at most
+SPACE = 1 << 60  # bytes
+
+
+class Copies(NamedTuple):
+    """How the agents keep checkpoints safe, see ``trainer/agent/keeping/``.
+
+    Attributes:
+        peers: the number of other nodes that get a copy of each node's part of a checkpoint; None: 1 where nodes do not
+            share the output folder.
+        space: bytes of each node's disk for copies; None: what leaves a tenth of the disk free.
+        rate: bytes per second that a node receives at most; None: a share of the network, see ``pacing.py``.
+        memory: the option of ``argv`` that names the output folder is set to a folder in RAM, see ``memory.py``. A word
+            ``{output}`` in ``argv`` becomes that folder, or the output folder if RAM is too small.
+    """
+
+    peers: Optional[int] = None
+    space: Optional[int] = None
+    rate: Optional[int] = None
+    memory: bool = False
+
+
 class Plan(NamedTuple):
     """Everything that an agent needs. Relative paths are relative to the folder of the plan.
 
@@ -172,6 +195,7 @@ class Plan(NamedTuple):
         textfile: the folder of node_exporter's textfile collector, see ``textfile.py``.
         notify: the shell command that runs when something happens to the run, see ``notify.py``.
         expected: what the run is judged by, see ``expected.py``; None: nothing is expected.
+        copies: how checkpoints are copied; None: they are not.
     """
 
     run: str
@@ -207,6 +231,7 @@ class Plan(NamedTuple):
     textfile: Optional[str] = None
     notify: Optional[str] = None
     expected: Optional[Expected] = None
+    copies: Optional[Copies] = None
 
     @property
     def attempts(self) -> int:
@@ -275,7 +300,8 @@ class Plan(NamedTuple):
 
     def to_object(self) -> Dict[str, Any]:
         """The plan as plain JSON values."""
-        parts = {key: part._asdict() if part else None for key, part in (("link", self.link), ("resume", self.resume))}
+        named = (("link", self.link), ("resume", self.resume), ("copies", self.copies))
+        parts = {key: part._asdict() if part is not None else None for key, part in named}
         band = self.expected and self.expected.to_object()
         return dict(self._asdict(), version=VERSION, hang=self.hang._asdict(), expected=band, **parts)
 
@@ -439,6 +465,12 @@ _LINK: Dict[str, Reader] = {
     "lost_after": _seconds,
     "others": _addresses,
 }
+_COPIES: Dict[str, Reader] = {
+    "peers": _or_null(_whole(0, COPIES)),
+    "space": _or_null(_whole(0, SPACE)),
+    "rate": _or_null(_whole(1, SPACE)),
+    "memory": _flag,
+}
 _PLAN: Dict[str, Reader] = dict(
     argv=_command,
     env=_variables,
@@ -454,6 +486,7 @@ _PLAN: Dict[str, Reader] = dict(
     hang=_part(Hang, {"after": _or_null(_seconds), "policy": _policy}),
     resume=_or_null(_part(Resume, {"output": _text, "argv": _texts, "env": _variables, "known": _flag})),
     expected=_or_null(_band),
+    copies=_or_null(_part(Copies, _COPIES)),
     **dict.fromkeys(("run", "node", "launcher", "prefix", "cwd", "logs", "rank_logs"), _text),
     **dict.fromkeys(("progress", "pattern", "textfile", "notify"), _or_null(_text)),
     **dict.fromkeys(("unset", "private"), _texts),

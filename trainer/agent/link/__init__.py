@@ -31,3 +31,11 @@ class Tolerance(NamedTuple):
 
     silence: Callable[[], float]
     enough: Callable[[Set[int]], bool]
+
+
+class DigestError(CopyError):
+    """A copy differs from its recorded digest: the disk damaged it. ``holder`` has it as ``source``."""
+
+    def __init__(self, holder: int, source: str) -> None:
+        super().__init__("%s: its content differs from its recorded digest" % source)
+        self.holder, self.source = holder, source

@@ -1,14 +1,18 @@
 """Copies files of a checkpoint from node to node, over connections beside the link.
 
 Only rank 0's address is known to be reachable. An agent that wants files connects to rank 0 and names the rank that has
-them. For another rank, rank 0 asks that rank over the link to connect too, with a ticket, and forwards the bytes. Each
-connection has its own thread, so the link's heartbeats continue meanwhile.
+them. For another rank, rank 0 asks that rank over the link to connect too, with a ticket, and forwards the bytes.
+Copies in the background try the address of that rank first, see ``direct.py``. Each connection has its own thread, so
+the link's heartbeats continue meanwhile.
 
 ::
 
-    receiver  {"get": "checkpoint-20/model.safetensors", "size": 123}
+    receiver  {"get": "checkpoint-20/model.safetensors", "size": 123, "pace": 5000000, "from": 23}
     sender    {"size": 123, "mtime": 1700000000000000000}  and 123 bytes in pieces  and {"end": true}
           or  {"error": why}
+
+``pace``, in bytes per second, is for copies in the background: the sender then sends no faster, at the lowest priority.
+``from`` is the byte to start at: a part of the file is here from an earlier connection.
 
 Each message and each piece is a frame with a MAC (see ``protocol.py``). A byte that another host changed ends the
 connection before it is written.
@@ -21,6 +25,7 @@ complete.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import selectors
@@ -28,9 +33,9 @@ import socket
 import stat
 import threading
 import time
-from typing import Any, Callable, Counter, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Counter, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from . import CopyError
+from . import CopyError, DigestError
 from .endpoint import whole
 from .protocol import (
     DEADLINE,
@@ -51,7 +56,38 @@ TEMPORARY = ".clusterctl-copy-"  # prefix of the name of a file that is being wr
 
 NAME = 4096  # bytes of a file's name
 
+FLUSH = 64 << 20  # bytes after which a background copy waits for the disk, so that it never has much to write
+SLOWEST, FASTEST = 64 << 10, (1 << 31) - 1  # bytes per second of ``pace``; Python passes at most 31 bits
+_PACING = getattr(socket, "SO_MAX_PACING_RATE", 47)  # not in Python's module; the same number on all of Linux but SPARC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Wanted(NamedTuple):
+    """A file to copy.
+
+    Attributes:
+        target: its path here, below the shared folder.
+        size: in bytes.
+        rank: the node that has it.
+        source: its path there; "": the same.
+        digest: the SHA-256 that it must have, in hexadecimal digits; "": any.
+        mtime: the modification time that it must have; None: any.
+        pace: bytes per second; None: as fast as possible.
+    """
+
+    target: str
+    size: int
+    rank: int
+    source: str = ""
+    digest: str = ""
+    mtime: Optional[int] = None
+    pace: Optional[int] = None
+
+
+def lower_priority() -> None:
+    """Give the calling thread the lowest priority for processors and, by that, for disks (setpriority(2))."""
+    with contextlib.suppress(OSError, AttributeError):  # a system without thread ids: the copy runs as fast as others
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 def parts_of(name: Any) -> List[str]:
@@ -96,8 +132,12 @@ def serve(stream: Stream, folder: Optional[str]) -> None:
         except (CopyError, OSError, UnicodeError) as error:
             stream.send({"error": getattr(error, "strerror", None) or str(error)})
             continue
+        pace = whole(request.get("pace"))
+        if pace:
+            lower_priority()
+            stream.sock.setsockopt(socket.SOL_SOCKET, _PACING, min(FASTEST, max(SLOWEST, pace)))
         with os.fdopen(fd, "rb", buffering=0) as file:
-            send_file(stream, file)
+            send_file(stream, file, whole(request.get("from")) or 0)
 
 
 def _open_file(folder: Optional[str], request: Dict[str, Any]) -> int:
@@ -116,12 +156,14 @@ def _open_file(folder: Optional[str], request: Dict[str, Any]) -> int:
     return fd
 
 
-def send_file(stream: Stream, file: Any) -> None:
-    """Send an open file in pieces, with its size and modification time."""
+def send_file(stream: Stream, file: Any, start: int = 0) -> None:
+    """Send an open file in pieces from a byte on, with its size and modification time."""
     found = os.fstat(file.fileno())
     stream.send({"size": found.st_size, "mtime": found.st_mtime_ns})
     piece = memoryview(bytearray(PIECE))
-    left = found.st_size
+    left = max(0, found.st_size - start)
+    if start:
+        file.seek(start)
     while left:
         count = file.readinto(piece[: min(left, PIECE)])
         if not count:
@@ -131,17 +173,20 @@ def send_file(stream: Stream, file: Any) -> None:
     stream.send({"end": True})
 
 
-def receive(stream: Stream, folder: str, name: str, size: int, label: str, on_bytes: Callable[[int], None]) -> None:
-    """Request one file and put it in its place. ``on_bytes`` is called with the number of bytes of each piece.
+def receive(stream: Stream, folder: str, wanted: Wanted, label: str, on_bytes: Callable[[int], None]) -> str:
+    """Request one file and put it in its place. Returns its SHA-256 if it was asked for or is paced, else "".
 
-    ``label`` makes the temporary name unique to this node, because nodes may share the folder.
+    ``on_bytes`` is called with the number of bytes of each piece. ``label`` makes the temporary name unique to this
+    node, because nodes may share the folder.
 
     Raises:
+        DigestError: it has another digest than it must have; then nothing has changed.
         CopyError: it did not arrive completely; then nothing has changed.
         OSError: it could not be written.
     """
-    parts = parts_of(name)
-    stream.send({"get": name, "size": size})
+    name, size = wanted.source or wanted.target, wanted.size
+    start = _part_size(folder, wanted, label)
+    stream.send(dict({"get": name, "size": size}, **({"pace": wanted.pace, "from": start} if wanted.pace else {})))
     answer = stream.receive()
     if answer is None:
         raise CopyError("%s: the other side closed the connection" % name)
@@ -150,37 +195,128 @@ def receive(stream: Stream, folder: str, name: str, size: int, label: str, on_by
     mtime = whole(answer.get("mtime", 0))
     if mtime is None:
         raise CopyError("%s: the other side sent no modification time" % name)
-    above = _open_folder(folder, parts[:-1], make=True)
-    temporary = TEMPORARY + label
+    if wanted.mtime not in (None, mtime):
+        raise CopyError("%s: it was written again meanwhile" % name)
+
+    def write(file: Any, digest: Any) -> None:
+        _write(stream, file, name, size - start, on_bytes, digest)
+
+    return _put(folder, wanted, label, mtime, write, start)
+
+
+def copy_here(folder: str, wanted: Wanted, label: str, on_bytes: Callable[[int], None]) -> str:
+    """Copy a file below the folder, as ``receive`` does from another node."""
+    source = parts_of(wanted.source)
+    above = _open_folder(folder, source[:-1], make=False)
     try:
-        fd = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=above
-        )
-        try:
-            with os.fdopen(fd, "wb", buffering=0) as file:
-                _write(stream, file, name, size, on_bytes)
-                os.fsync(fd)
-                os.utime(fd, ns=(mtime, mtime))
-            os.rename(temporary, parts[-1], src_dir_fd=above, dst_dir_fd=above)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary, dir_fd=above)
-            raise
+        fd = os.open(source[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    finally:
+        os.close(above)
+    with os.fdopen(fd, "rb", buffering=0) as file:
+
+        def write(target: Any, digest: Any) -> None:
+            while True:
+                piece = file.read(PIECE)
+                if not piece:
+                    break
+                digest.update(piece)
+                _write_all(target, memoryview(piece))
+                on_bytes(len(piece))
+
+        return _put(folder, wanted, label, os.fstat(fd).st_mtime_ns, write)
+
+
+def _continues(wanted: Wanted) -> bool:
+    """Whether a part of the file stays when the copy breaks off, for the next try."""
+    return wanted.pace is not None and wanted.mtime is not None and wanted.size >= FLUSH
+
+
+def _temporary(wanted: Wanted, label: str) -> str:
+    """The name of a file that is being written. That of a part that stays says of which file it is."""
+    if not _continues(wanted):
+        return TEMPORARY + label
+    about = "%s %d %s" % (wanted.target, wanted.size, wanted.mtime)
+    return "%s%s-%s" % (TEMPORARY, label, hashlib.sha256(about.encode("utf-8", "surrogateescape")).hexdigest()[:16])
+
+
+def _part_size(folder: str, wanted: Wanted, label: str) -> int:
+    """The bytes of a file that are here from an earlier try."""
+    if not _continues(wanted):
+        return 0
+    try:
+        above = _open_folder(folder, parts_of(wanted.target)[:-1], make=False)
+    except OSError:
+        return 0
+    try:
+        found = os.stat(_temporary(wanted, label), dir_fd=above, follow_symlinks=False)
+        # What came after the last flush may be damaged if the machine has crashed since.
+        flushed = max(0, found.st_size - FLUSH - PIECE)
+        return flushed if stat.S_ISREG(found.st_mode) and found.st_size <= wanted.size else 0
+    except OSError:
+        return 0
     finally:
         os.close(above)
 
 
-def _write(stream: Stream, file: Any, name: str, size: int, on_bytes: Callable[[int], None]) -> None:
+def _put(folder: str, wanted: Wanted, label: str, mtime: int, write: Callable[[Any, Any], None], start: int = 0) -> str:
+    """Write a file under a temporary name, check its digest, and rename it.
+
+    ``write`` gets the file and the digest. It writes from the byte ``start`` on; the bytes before are there.
+    """
+    parts = parts_of(wanted.target)
+    above = _open_folder(folder, parts[:-1], make=True)
+    temporary = _temporary(wanted, label)
+    digest: Any = hashlib.sha256() if wanted.digest or wanted.pace else None
+    try:
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=above)
+        try:
+            with os.fdopen(fd, "r+b", buffering=0) as file:
+                file.truncate(start)
+                while digest is not None and file.tell() < start:
+                    digest.update(file.read(PIECE))
+                write(file, digest)
+                os.fsync(fd)
+                if wanted.pace:
+                    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # the memory belongs to the training
+                os.utime(fd, ns=(mtime, mtime))
+            found: str = "" if digest is None else digest.hexdigest()
+            _check_digest(wanted, found)
+            os.rename(temporary, parts[-1], src_dir_fd=above, dst_dir_fd=above)
+        except BaseException as error:
+            if isinstance(error, DigestError) or not _continues(wanted):
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary, dir_fd=above)
+            raise
+    finally:
+        os.close(above)
+    return found
+
+
+def _check_digest(wanted: Wanted, found: str) -> None:
+    if wanted.digest and found != wanted.digest:
+        raise DigestError(wanted.rank, wanted.source or wanted.target)
+
+
+def _write_all(file: Any, data: memoryview) -> None:
+    while data:
+        data = data[file.write(data) :]
+
+
+def _write(stream: Stream, file: Any, name: str, size: int, on_bytes: Callable[[int], None], digest: Any) -> None:
     piece = memoryview(bytearray(PIECE))
-    left = size
+    left, unflushed = size, 0
     while left:
         count = stream.read(piece[: min(left, PIECE)])
         if not count:
             raise CopyError("%s: the other side closed the connection with %d bytes missing" % (name, left))
-        data = piece[:count]
-        while data:
-            data = data[file.write(data) :]
+        if digest is not None:
+            digest.update(piece[:count])
+            unflushed += count
+        _write_all(file, piece[:count])
         left -= count
+        if unflushed >= FLUSH:
+            os.fdatasync(file.fileno())
+            unflushed = 0
         on_bytes(count)
     end = stream.receive()
     if end is None or end.get("end") is not True:
@@ -236,6 +372,7 @@ class Copies:
         self.open_sockets: Set[socket.socket] = set()
         self._closed = False
         self._tickets: Dict[str, Optional[Stream]] = {}
+        self.addresses: Dict[int, Tuple[str, int]] = {}  # of ranks that serve files themselves, see ``direct.py``
         self.served: Counter[int] = Counter()  # by rank, the connections that rank 0 serves
         self._changed = threading.Condition()
 
@@ -269,31 +406,39 @@ class Copies:
 
     def give(self, ticket: str) -> None:
         """Another rank: connect to rank 0, which requests files from here."""
-        self._begin(lambda: self._serve_files(self._connect({"purpose": "give", "ticket": ticket})))
+        self._begin(lambda: self.serve_files(self._connect({"purpose": "give", "ticket": ticket})))
 
     def fetch(
         self,
-        files: Iterable[Tuple[str, int, int]],
+        files: Iterable[Tuple[Any, ...]],
         alive: Callable[[], bool] = lambda: True,
         on_bytes: Callable[[int], None] = lambda _: None,
+        done: Callable[[Wanted, str], None] = lambda _, __: None,
     ) -> None:
-        """Copy files, given as (name, size, rank that has it), into the shared folder.
+        """Copy files into the shared folder, see ``Link.fetch``.
 
         Raises:
+            DigestError: a file comes from a folder of copies, and was damaged there.
             CopyError: a file could not be copied; those before it are in place.
             OSError: the disk refuses.
         """
         folder = self.folder
         if folder is None:
             raise CopyError("there is no folder to copy to")
-        by_rank: Dict[int, List[Tuple[str, int]]] = {}
-        for name, size, rank in files:
-            by_rank.setdefault(int(rank), []).append((name, int(size)))
+        by_rank: Dict[int, List[Wanted]] = {}
+        for each in files:
+            by_rank.setdefault(each[2], []).append(Wanted(*each))
         for rank, wanted in sorted(by_rank.items()):
+            if rank == self._who["rank"]:
+                for one in wanted:
+                    done(one, copy_here(folder, one, str(rank), on_bytes))
+                continue
             for left in range(TRIES - 1, -1, -1):
                 try:
-                    self._fetch_from(rank, wanted, folder, alive, on_bytes)
+                    self._fetch_from(rank, wanted, folder, alive, on_bytes, done)
                     break
+                except DigestError:
+                    raise
                 except CopyError as error:
                     if not left or not alive():
                         raise CopyError("from rank %d: %s" % (rank, error)) from error
@@ -301,18 +446,18 @@ class Copies:
     def _fetch_from(
         self,
         rank: int,
-        wanted: List[Tuple[str, int]],
+        wanted: List[Wanted],
         folder: str,
         alive: Callable[[], bool],
         on_bytes: Callable[[int], None],
+        done: Callable[[Wanted, str], None],
     ) -> None:
         """Copy the files of one rank; copied files are removed from ``wanted``."""
         with self._kept(self.open_channel(rank)) as stream:
             stream.alive = lambda: alive() and not self._closed
             while wanted:
-                name, size = wanted[0]
-                receive(stream, folder, name, size, str(self._who["rank"]), on_bytes)
-                wanted.pop(0)
+                digest = receive(stream, folder, wanted[0], str(self._who["rank"]), on_bytes)
+                done(wanted.pop(0), digest)
 
     def _begin(self, work: Callable[[], None]) -> None:
         def run() -> None:
@@ -336,7 +481,25 @@ class Copies:
                 with self._changed:
                     self.open_sockets.discard(sock)
 
-    def _serve_files(self, stream: Stream) -> None:
+    @property
+    def run(self) -> str:
+        """The run's id."""
+        return str(self._who["run"])
+
+    def own_address(self) -> str:
+        """The address by which this node reaches rank 0; on rank 0's node, the one at which it listens.
+
+        Raises:
+            OSError: there is none.
+        """
+        if self._who["rank"] == 0:
+            return str(self.address[1][0])
+        with socket.socket(self.address[0], socket.SOCK_DGRAM) as sock:
+            sock.connect(self.address[1])  # sends nothing
+            return str(sock.getsockname()[0])
+
+    def serve_files(self, stream: Stream) -> None:
+        """Serve an authenticated connection until the other side closes it."""
         with self._kept(stream):
             serve(stream, self.folder)
 
@@ -352,7 +515,7 @@ class Copies:
             return
         rank = whole(hello.get("from"))
         if rank == self._who["rank"]:
-            self._serve_files(stream)
+            self.serve_files(stream)
         elif rank is None:
             stream.sock.close()
         else:
@@ -360,7 +523,13 @@ class Copies:
                 pump(stream, other)
 
     def open_channel(self, rank: int) -> Stream:
-        """Open a connection that the given rank serves."""
+        """Open a connection that the given rank serves: directly, if its address is known, else through the hub."""
+        address = self.addresses.get(rank)
+        if address is not None:
+            try:
+                return self._connect({"purpose": "copy", "from": rank}, address)
+            except CopyError:
+                self.addresses.pop(rank, None)  # a firewall, say
         if self._who["rank"] != self.hub:
             return self._connect({"purpose": "copy", "from": rank})
         ticket = secrets.token_hex(16)
@@ -375,12 +544,13 @@ class Copies:
             raise CopyError("rank %s did not connect within %d s" % (rank, COMES))
         return stream
 
-    def _connect(self, purpose: Dict[str, Any]) -> Stream:
-        """Connect to rank 0, with the handshake."""
-        sock = socket.socket(self.address[0], socket.SOCK_STREAM)
+    def _connect(self, purpose: Dict[str, Any], direct: Optional[Tuple[str, int]] = None) -> Stream:
+        """Connect to the hub, or directly to another agent, with the handshake."""
+        family = self.address[0] if direct is None else socket.AF_INET6 if ":" in direct[0] else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             sock.settimeout(DEADLINE)
-            sock.connect(self.address[1])
+            sock.connect(self.address[1] if direct is None else direct)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             caller = Caller(self.token, str(self._who["run"]), int(self._who["rank"]))
             sock.sendall(caller.first())
@@ -391,7 +561,7 @@ class Copies:
             check_welcome(stream.receive() or {"refused": "it closed the connection"})
         except (OSError, InvalidMessageError, UnknownPeerError, RefusedError, CopyError) as error:
             sock.close()
-            raise CopyError("no connection to rank 0: %s" % error) from error
+            raise CopyError("no connection to %s: %s" % ("rank 0" if direct is None else direct[0], error)) from error
         except BaseException:
             sock.close()
             raise

@@ -139,7 +139,7 @@ SEEN = 8  # remembered messages about rejected connections
 ACCEPTED = 64  # connections accepted before others are served
 OWN = ("lost", "gone", "back", "broken")  # kinds of messages that only the link itself creates
 INSTANCE = 64  # characters
-AHEAD = 4  # meetings that an agent may be ahead of the hub
+AHEAD = 20  # meetings that an agent may be ahead of the hub: more than those of an attempt
 
 
 class Hub(End):

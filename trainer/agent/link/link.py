@@ -50,7 +50,7 @@ from ..contract.plan import Plan
 from . import LinkError, Tolerance
 
 if TYPE_CHECKING:
-    from .copies import Copies
+    from .copies import Copies, Wanted
     from .hub import Hub, HubMeeting
     from .spoke import Spoke, SpokeMeeting
 
@@ -234,20 +234,26 @@ class Link:
 
     def fetch(
         self,
-        files: Iterable[Tuple[str, int, int]],
+        files: Iterable[Tuple[Any, ...]],
         alive: Callable[[], bool] = lambda: True,
         on_bytes: Callable[[int], None] = lambda _: None,
+        done: Callable[["Wanted", str], None] = lambda _, __: None,
     ) -> None:
-        """Copy files, each (name below the shared folder, size, rank that has it).
+        """Copy files, each with the first fields of ``copies.Wanted``: path, size, rank that has it, ….
 
-        ``on_bytes`` gets the number of new bytes.
+        ``on_bytes`` gets the number of new bytes, ``done`` each file that is in its place, with its digest.
 
         Raises:
+            DigestError: a file comes from a folder of copies, and was damaged there.
             CopyError: a file could not be copied.
             OSError: the disk refuses.
         """
         if self.copies is not None:
-            self.copies.fetch(files, alive, on_bytes)
+            self.copies.fetch(files, alive, on_bytes, done)
+
+    def send_to(self, rank: int, kind: str, **fields: Any) -> None:
+        """Rank 0: send to one other rank. All others: send to rank 0, whatever ``rank`` is."""
+        self._send_to(rank, dict(fields, kind=kind, node=self._plan.node, rank=self._plan.node_rank))
 
     def close(self) -> None:
         """Flush the messages, say goodbye, and end."""

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
-from ..contract.plan import Plan
+from ..contract.plan import OUTPUT, Plan
 from ..hangs import Hangs, Watch
 from ..metrics import Metrics
 from ..pace import Pace
@@ -31,6 +31,8 @@ from .decisions import KILLS, before_saving
 from .output import Output
 
 if TYPE_CHECKING:
+    from ..keeping.keeper import Keeper
+    from ..keeping.memory import Memory
     from ..reader import Reading
 
 QUIET = 60.0  # seconds without a sign of work after which the save has failed
@@ -117,6 +119,10 @@ class Attempt:
         self._stragglers = Stragglers(plan, self._tracker, control, events, state)
         self._metrics = Metrics(plan, control, events, textfile)
         self._pace = Pace(plan, events, state)
+        self._keeper: Optional[Keeper] = None
+        self._memory: Optional[Memory] = None
+        if plan.data.copies is not None and (plan.data.link is not None or plan.data.copies.memory):
+            self._keep(decision)
         self._command: Optional[Command] = None
         self._stopped = False  # a stop came before the command exited
         self._saving: Optional[Saving] = None
@@ -127,18 +133,32 @@ class Attempt:
         self._step: Optional[int] = None
         self._saves = 0  # of which the events know
 
+    def _keep(self, decision: Dict[str, Any]) -> None:
+        """Copy checkpoints to other nodes, and let the program save to RAM, as the plan says."""
+        from ..keeping.keeper import Keeper  # noqa: PLC0415 - a run on one node needs neither
+        from ..keeping.memory import Memory  # noqa: PLC0415
+
+        self._keeper = Keeper(self._plan, decision, self._control, self._events, self._state)
+        self._memory = Memory(self._plan, self._keeper.notice)
+
     def run(self) -> Dict[str, Any]:
         """Start the command, follow it until it exits, and end its remaining processes."""
         with contextlib.ExitStack() as stack:
             stack.callback(self._tracker.close)
             stack.callback(self._metrics.close)
             stack.callback(self._stragglers.close)
+            if self._keeper is not None:
+                stack.callback(self._keeper.close)
+            if self._memory is not None:
+                stack.callback(self._memory.finish)
             try:
                 take = (self._line, self._progress, self._reading, self._bytes)
-                self._output = Output(self._plan, self._events, *take, start=self._decision.get("step") or 0)
+                folder = self._memory.prepare() if self._memory is not None else None
+                seen = with_output(self._plan, folder)
+                self._output = Output(seen, self._events, *take, start=self._decision.get("step") or 0)
                 stack.callback(self._output.close)
                 self._group.make()
-                command = self._command = start_command(self._plan, self._decision, self._group)
+                command = self._command = start_command(seen, self._decision, self._group)
             except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
                 end_all(self._tracker, SHORT_GRACE)  # other ranks may have been started
                 why = "%s: %s" % (type(error).__name__, error)
@@ -147,6 +167,8 @@ class Attempt:
             self._tracker.started = command.running
             self._events.emit("started", pid=command.pid)
             self._state.set(state="running", phase=self._watch.phase, command=command.pid)
+            if self._keeper is not None:
+                self._keeper.start()
             self._follow(command)
             self._output.look()
             self._output.report(last=True)
@@ -214,6 +236,8 @@ class Attempt:
             self._stragglers.look(self._watch.phase, self._watch.stepped, now)
             self._pace.look(self._watch.phase, now)
             self._pace.sample(sample)
+            if self._keeper is not None:
+                self._keeper.look()
         self._phase()
         self._state.refresh(now)
 
@@ -366,6 +390,20 @@ def with_checkpoint(plan: NodePlan, decision: Dict[str, Any]) -> Tuple[List[str]
         argv += resume.argv
         env.update(resume.env)
     return argv, env
+
+
+def with_output(plan: NodePlan, folder: Optional[Path]) -> NodePlan:
+    """The plan whose command saves to a folder in RAM, or to the output folder; see ``Copies.memory``."""
+    data, output = plan.data, plan.output
+    if data.copies is None or not data.copies.memory or output is None:
+        return plan
+    target = str(folder or output)
+    argv = tuple(word.replace(OUTPUT, target) for word in data.argv)
+    progress = data.progress
+    if folder is not None and progress is not None:
+        with contextlib.suppress(ValueError):  # it is elsewhere
+            progress = str(folder / (plan.folder / progress).relative_to(output))
+    return plan._replace(data=data._replace(argv=argv, progress=progress))
 
 
 def make_private(path: Path) -> None:

@@ -11,10 +11,11 @@ import os
 import selectors
 import signal
 import time
-from typing import Any, Dict, List, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
 
 from ..run_files import Events, NodePlan, read_request
 
+COPYING = ("saved", "copy", "copied", "kept")  # kinds of messages, see ``keeping/keeper.py``
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 LOST_AFTER = 60.0  # seconds of silence, where the plan has no limit
 
@@ -49,6 +50,7 @@ class Control:
         self.last_progress = time.monotonic()  # when the run was last seen to make progress
         self.last_traffic = 0.0  # when its traffic was last seen, for runs without a log of steps
         self.link: Any = None
+        self.keeping: Optional[Callable[[Dict[str, Any]], None]] = None  # takes messages about copies
         self.broken = False  # the link failed here, so no meeting is possible
         # The nodes that have ranks, none before the meeting has chosen them; None: all. Only they can fail an attempt.
         self.members: Optional[Set[str]] = None
@@ -210,7 +212,7 @@ class Control:
             self._handle(kind, node, message)
 
     def _handle(self, kind: Any, node: str, message: Dict[str, Any]) -> None:
-        """Handle a message about the state of another agent, or about signals and stacks."""
+        """Handle a message about the state of another agent, or about its node's files, signals and stacks."""
         if kind == "gone":
             self._peer(node, kind, "its agent exited")
             if self.takes_part(node):
@@ -225,7 +227,14 @@ class Control:
             self._waits.pop(node, None)
         elif kind == "ended":
             self._peer(node, kind, _text(message.get("text") or ""))
-        elif kind == "round":
+        elif kind in COPYING and self.keeping is not None:
+            self.keeping(message)
+        else:
+            self._report(kind, node, message)
+
+    def _report(self, kind: Any, node: str, message: Dict[str, Any]) -> None:
+        """Handle a message about signals and stacks of another node's ranks."""
+        if kind == "round":
             self.rounds[node] = message
         elif kind == "stack?":
             self.stack_wanted = _rank(message.get("straggler"))

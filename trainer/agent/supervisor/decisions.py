@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..contract import offers as checkpoint_offers
-from ..contract.offers import file_name, number, text
+from ..contract.offers import digest, file_name, number, text
 from ..link import LinkError
 from ..run_files import NodePlan
 from . import roster as rosters
@@ -74,7 +74,12 @@ def _checkpoints(plan: NodePlan) -> Dict[str, Any]:
         return {}
     from ..checkpoints import selection  # noqa: PLC0415 - a run that does not resume needs no checkpoints
 
-    return selection.offer(plan.output, plan.data.first_rank, plan.data.processes)
+    found = selection.offer(plan.output, plan.data.first_rank, plan.data.processes)
+    if plan.data.copies is None or plan.data.link is None:
+        return found
+    from ..keeping import held  # noqa: PLC0415
+
+    return dict(found, copies=held.offers(plan.output))
 
 
 def offer_start(plan: NodePlan, number: int, resume: bool) -> Dict[str, Any]:
@@ -310,7 +315,9 @@ def check_start(plan: NodePlan, decision: Dict[str, Any], hub: int = 0) -> Dict[
 
 
 def _copy(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 3 and file_name(value[0]) and all(map(number, value[1:]))
+    if not isinstance(value, list) or len(value) not in (3, 5) or not file_name(value[0]):
+        return False
+    return all(map(number, value[1:3])) and (len(value) == 3 or (file_name(value[3]) and digest(value[4])))
 
 
 def _aside(value: Any) -> bool:

@@ -162,8 +162,20 @@ class _Guard:
         report = threading.Thread(target=self._report, args=(text,), name="report", daemon=True)
         report.start()
         left = end_here(self._plan, GRACE, adopter=os.getpid())
+        self._rescue()
         report.join(RETURN + 1)
         finish(self._plan, "failed", {"node": self._plan.node, "rank": None, "text": text}, left, self._echo)
+
+    def _rescue(self) -> None:
+        """Move to the disk what the program saved to RAM."""
+        if self._plan.data.copies is None or not self._plan.data.copies.memory:
+            return
+        from ..keeping.memory import rescue  # noqa: PLC0415
+
+        try:
+            rescue(self._plan)
+        except OSError as error:  # the next agent of the run tries again
+            sys.stderr.write("agent: checkpoints stay in RAM: %s\n" % error)
 
     def _report(self, text: str) -> None:
         """Inform the other agents instead of the supervisor. Otherwise they notice only after some seconds."""

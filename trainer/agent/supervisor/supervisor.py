@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from ..link import CopyError, HubLostError, LinkError, RefusedLinkError, Tolerance
+from ..link import CopyError, DigestError, HubLostError, LinkError, RefusedLinkError, Tolerance
 from ..link.link import Link
 from ..notify import RESTART, Notifier
 from ..run_files import Events, NodePlan, State
@@ -44,7 +44,9 @@ RELAY = 2.0  # seconds in which the hub's decision arrives
 SILENT = 10.0  # seconds of silence after which a node is lost, once the attempt has failed
 ELECTION = 10.0  # seconds for an election at least; twice ``lost_after`` if that is longer
 ISOLATED = 600.0  # the same for a spare: the run may be undisturbed, and end this spare's isolation
-READY, END, MEETINGS = 1, 2, 3  # topics of the meetings of attempt N: 3 N, 3 N + READY, 3 N + END
+ROUNDS = 8  # decisions before an attempt: each damaged copy that is found needs another one
+# Numbers of the meetings of an attempt, from its first one on: two for each round, and the last one.
+READY, END, MEETINGS = 1, 2 * ROUNDS, 2 * ROUNDS + 1
 MORE = 64  # attempts beyond those that the plan and the roster allow, when nodes disagree: then the run fails
 
 _NOTHING: Dict[str, Any] = {"rc": None, "signal": None, "stopped": False, "left": [], "step": None}
@@ -72,6 +74,7 @@ class Supervisor:
         """Run all attempts and write the event ``end``. Returns the exit code: 0 when the run finished, else 1."""
         self._control.open()
         self._control.link = self._link
+        self._rescue()
         try:
             self._link.start()
             if self._plan.output is not None:
@@ -85,6 +88,18 @@ class Supervisor:
         finally:
             self._link.close()
             self._control.close()
+
+    def _rescue(self) -> None:
+        """Move to the disk what an agent that was killed left in RAM."""
+        if self._plan.data.copies is None or not self._plan.data.copies.memory:
+            return
+        from ..keeping.memory import rescue  # noqa: PLC0415 - rare
+
+        try:
+            if rescue(self._plan):
+                self._events.emit("notice", level="info", text="moved checkpoints from RAM to %s" % self._plan.output)
+        except OSError as error:
+            self._events.emit("notice", text="checkpoints in RAM could not be moved to the disk: %s" % error)
 
     def _attempts(self) -> Dict[str, Any]:
         number = 1
@@ -195,51 +210,77 @@ class Supervisor:
         """
         plan = self._plan
         resume = plan.data.resuming or number > 1
-        offer = offer_start(plan, number, resume)
+
+        def offer() -> Dict[str, Any]:
+            return offer_start(plan, number, resume)
 
         def decide(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
             return decide_start(plan, offers, number, resume, self._roster, self._reasons())
 
         topic = number * MEETINGS
-        decision = self._meet(topic, lambda: offer, decide, MEET, self._going)
-        check_start(plan, decision, self._link.hub)
-        if decision.get("error") or decision.get("skip"):
-            return decision
-        self._adopt(decision)
-        about = {"checkpoint": decision["checkpoint"], "port": decision["port"], "nodes": list(self._roster.nodes)}
-        first = self._position == self._roster.members[0]
+        for _ in range(ROUNDS):
+            decision = self._meet(topic, offer, decide, MEET, self._going)
+            check_start(plan, decision, self._link.hub)
+            if decision.get("error") or decision.get("skip"):
+                return decision
+            self._adopt(decision)
+            ready = self._prepare(topic + READY, decision)
+            if ready is None:
+                return {"skip": True}
+            if ready:
+                about = {"checkpoint": decision["checkpoint"], "port": decision["port"]}
+                self._events.emit("attempt", **about, nodes=list(self._roster.nodes))
+                return decision
+            topic += READY + 1
+        raise LinkError("copies of the checkpoint are damaged again and again; see the notices")
+
+    def _prepare(self, topic: int, decision: Dict[str, Any]) -> Optional[bool]:
+        """Move aside and copy what the decision says.
+
+        False: a copy was damaged and removed, so decide again. None: a failure came first.
+        """
+        plan, first = self._plan, self._position == self._roster.members[0]
         for text in decision.get("refused", ()) if first else ():
             self._events.emit("notice", text="checkpoint skipped: %s" % text)
         copies, aside = decision.get("copy") or {}, decision.get("aside")
         if aside and plan.output is not None:
             self._move_aside(plan.output, aside, report=first)
-        self._fetch([tuple(each) for each in copies.get(str(self._position), [])], decision["checkpoint"])
-        if copies or aside:  # no program may start before all nodes are ready: they may share the folder
-            ready = self._meet(topic + READY, dict, lambda _: {}, FOREVER, self._going)
-            if ready.get("skip"):
-                return {"skip": True}
-        self._events.emit("attempt", **about)
-        return decision
+        files = [tuple(each) for each in copies.get(str(self._position), [])]
+        damaged = self._fetch(files, decision["checkpoint"])
+        if not (copies or aside):
+            return True
+        from ..keeping import restoring  # noqa: PLC0415 - rare
 
-    def _fetch(self, files: List[Any], checkpoint: Optional[str]) -> None:
-        """Copy files of the checkpoint. In a run that survives the loss of nodes, a failed copy is a failed attempt.
+        # No program may start before all nodes are ready: they may share the folder.
+        answer = self._meet(topic, lambda: {"damaged": damaged}, restoring.join, FOREVER, self._going)
+        if answer.get("skip"):
+            return None
+        return restoring.drop(plan, restoring.check(answer), self._events)
+
+    def _fetch(self, files: List[Any], checkpoint: Optional[str]) -> List[Tuple[int, str]]:
+        """Copy files of the checkpoint. Returns the damaged copy that was received, with the position that has it.
+
+        In a run that survives the loss of nodes, a failed copy is a failed attempt.
 
         Raises:
             CopyError, OSError: a file could not be copied.
         """
         output = self._plan.output
         if not files or output is None:
-            return
+            return []
         output.mkdir(parents=True, exist_ok=True)
         text = "copying %d files of %s" % (len(files), checkpoint)
         self._events.emit("notice", level="info", text=text)
         try:
             self._link.fetch(files, self._going)
+        except DigestError as error:
+            return [(error.holder, error.source)]
         except CopyError as error:
             if not self._survives:
                 raise
             self._control.take()  # the node that has them may be lost
             self._control.fail(None, str(error))
+        return []
 
     def _meet(
         self,
@@ -325,7 +366,7 @@ class Supervisor:
         from ..checkpoints.aside import folder_of, move  # noqa: PLC0415 - rare
 
         kept = output / folder_of(aside["number"])
-        if move(output, aside["number"], aside["names"], aside["pointers"]) or kept.is_dir():
+        if move(output, aside["number"], aside["names"], aside["pointers"]) or (aside["names"] and kept.is_dir()):
             self._state.set(kept=str(kept))
             names = ", ".join(aside["names"][:5]) + (", …" if len(aside["names"]) > 5 else "")
             if report:

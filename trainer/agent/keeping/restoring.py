@@ -1,0 +1,53 @@
+"""Handles copies that turn out to be damaged when a checkpoint is put together from them.
+
+A node that receives a damaged copy names it in the next meeting. The node that has it compares it with its digest
+again and removes it. Then rank 0 decides again: for another copy, or an older checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Tuple
+
+from ..contract.offers import file_name, number
+from ..link import LinkError
+from ..run_files import Events, NodePlan
+from .held import drop_damaged
+
+SHOWN = 3  # names in a notice
+
+
+def join(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
+    """Rank 0's answer: the damaged copies that any node received, as (rank that has it, path)."""
+    found = {tuple(each) for offer in offers.values() for each in _listed(offer)}
+    return {"damaged": sorted(found)}
+
+
+def check(decision: Dict[str, Any]) -> List[Tuple[int, str]]:
+    """Validate rank 0's answer, on every rank."""
+    return [(rank, source) for rank, source in _listed(decision)]
+
+
+def _listed(value: Dict[str, Any]) -> List[Any]:
+    listed = value.get("damaged", [])
+    if not isinstance(listed, list) or not all(
+        isinstance(each, (list, tuple)) and len(each) == 2 and number(each[0]) and file_name(each[1]) for each in listed
+    ):
+        raise LinkError("an agent sent an invalid list of damaged copies")
+    return listed
+
+
+def drop(plan: NodePlan, damaged: List[Tuple[int, str]], events: Events) -> bool:
+    """Remove this node's damaged copies. True: there are none on any node.
+
+    Raises:
+        LinkError: another node received a damaged copy from here, but it is not damaged here.
+    """
+    mine = [source for rank, source in damaged if rank == plan.rank]
+    for source in mine:
+        if plan.output is None or not drop_damaged(plan.output, source):
+            raise LinkError("%s was damaged on its way from %s; resume again" % (source, plan.node))
+    if mine:
+        more = ", …" if len(mine) > SHOWN else ""
+        text = "a copy is damaged and was removed; another copy or an older checkpoint is used: %s%s"
+        events.emit("notice", text=text % (", ".join(mine[:SHOWN]), more))
+    return not damaged
