@@ -69,8 +69,16 @@ def environment(spec: RunSpec, rank: int, defaults: Mapping[str, str] | None = N
 def first_environment(spec: RunSpec, rank: int) -> dict[str, str]:
     """The environment of one node's processes in the first attempt, with what the agent adds."""
     worker = spec.workers[rank]
-    place = {"node_rank": rank, "nnodes": len(spec.active), "processes": worker.processes, "port": spec.port}
-    plan = Plan(spec.id, worker.node.name, ("",), environment(spec, rank), **place)
+    plan = Plan(
+        run=spec.id,
+        node=worker.node.name,
+        argv=("",),
+        env=environment(spec, rank),
+        node_rank=rank,
+        nnodes=len(spec.active),
+        processes=worker.processes,
+        port=spec.port,
+    )
     return plan.for_attempt(plan.members, interface=worker.facts.interface).env
 
 
