@@ -17,7 +17,7 @@ from typing import Any
 
 from provision.errors import ClusterctlError, UsageError
 from provision.inventory.document import shown
-from provision.launchers.kit.environment import RANKS, SYSTEM_PATH, UNSET, caches, environment
+from provision.launchers.kit.environment import RANKS, SYSTEM_PATH, UNSET, caches, environment, first_environment
 from provision.launchers.kit.network import network
 from provision.launchers.kit.options import VARIABLES, with_counts, with_variables
 from provision.launchers.kit.plans import filled, node_plan, notices, require, resume
@@ -40,6 +40,7 @@ __all__ = [
     "config_options",
     "environment",
     "filled",
+    "first_environment",
     "from_words",
     "get",
     "launch",

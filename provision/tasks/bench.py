@@ -433,7 +433,7 @@ class _Flight:
             "world": sum(counts),
             "master": spec.master,
             "port": spec.port,
-            "env": {**launchers.environment(spec, index), **self._env},
+            "env": {**launchers.first_environment(spec, index), **self._env},
             "unset": [*launchers.UNSET, *_UNWANTED, *self._unset],
             "timeout": _TIMEOUT,
             "work": self._work,

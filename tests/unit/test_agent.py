@@ -488,6 +488,8 @@ def test_environment_of_the_run_is_clean(run):
         "PYTHONUNBUFFERED": "1",
         "CLUSTERCTL_RUN": run.id,
         "CLUSTERCTL_NODE": "n0",
+        "NNODES": "1",
+        "NODE_RANK": "0",
     }
 
 

@@ -45,7 +45,7 @@ def run(tmp_path):
 
 
 def ranks(processes=2, **plan):
-    return {"env": {"WORLD_SIZE": "4"}, "each_rank": True, "processes": processes, **plan}
+    return {"each_rank": True, "processes": processes, **plan}
 
 
 def wait(run, count):
@@ -63,7 +63,7 @@ def logs(run, name="stdout"):
 def test_each_rank_gets_its_numbers_and_its_logs(run):
     events = run.start(SAYS, **ranks(first_rank=2, port=23456)).finish()
     assert {local: json.loads(text) for local, text in logs(run).items()} == {
-        local: {"RANK": str(2 + local), "LOCAL_RANK": str(local), "WORLD_SIZE": "4", "MASTER_PORT": "23456"}
+        local: {"RANK": str(2 + local), "LOCAL_RANK": str(local), "WORLD_SIZE": "2", "MASTER_PORT": "23456"}
         for local in range(2)
     }
     assert logs(run, "stderr") == {0: "to stderr 2\n", 1: "to stderr 3\n"}

@@ -6,7 +6,8 @@ import json
 import re
 from pathlib import Path
 
-from provision.launchers import UNSET
+from provision.launchers import UNSET, filled
+from trainer.agent.contract.plan import from_object
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/launchers.md").read_text(encoding="utf-8")
@@ -20,10 +21,11 @@ def documented():
 
 
 def test_table_matches_the_variables_that_launchers_set():
-    plans = [plan for path in GOLDEN for plan in json.loads(path.read_text())["plans"]]
+    files = [list(map(from_object, json.loads(path.read_text())["plans"])) for path in GOLDEN]
+    plans = [plan for each in files for plan in filled(each, {plan.node: "eth0" for plan in each})]
     users = {"HF_TOKEN"}  # given by a test
-    given = {name for plan in plans for name in plan["env"]} - users
-    given |= {name for plan in plans if plan["resume"] for name in plan["resume"]["env"]}
+    given = {name for plan in plans for name in plan.env} - users
+    given |= {name for plan in plans if plan.resume for name in plan.resume.env}
     assert documented() == given
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from provision.launchers.kit.network import variables
 from provision.run import RunSpec, Worker
 from provision.run.code import HOOKS
-from trainer.agent.contract.plan import INTERFACE
+from trainer.agent.contract.plan import INTERFACE, Plan
 
 # The user cannot set these: clusterctl does.
 RANKS = (
@@ -64,6 +64,22 @@ def environment(spec: RunSpec, rank: int, defaults: Mapping[str, str] | None = N
     if not worker.has_gpus or spec.settings.get("enable_jit_checkpoint"):  # after the user's, which Python reads first
         env["PYTHONPATH"] = ":".join(filter(None, (f"{spec.folder}/{HOOKS}", env.get("PYTHONPATH"))))
     return dict(sorted(env.items()))
+
+
+def first_environment(spec: RunSpec, rank: int) -> dict[str, str]:
+    """The environment of one node's processes in the first attempt, with what the agent adds."""
+    worker = spec.workers[rank]
+    plan = Plan(
+        run=spec.id,
+        node=worker.node.name,
+        argv=("",),
+        env=environment(spec, rank),
+        node_rank=rank,
+        nnodes=len(spec.active),
+        processes=worker.processes,
+        port=spec.port,
+    )
+    return plan.for_attempt(plan.members, interface=worker.facts.interface).env
 
 
 def _python(spec: RunSpec) -> dict[str, str]:
