@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from trainer.agent.contract import expected
+from trainer.agent.contract import effective, expected
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 LINE = 1 << 20  # characters of one line: an event with the stacks of all ranks of a node is the longest
@@ -128,6 +128,7 @@ _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("slow", "full"), _or_null(lambda value: _text(value, NAME))),
     "expected": _or_null(lambda value: expected.read(value) is not None),
     "measured": _measured,
+    "spent": _or_null(lambda value: effective.read(value) is not None),
 }
 
 

@@ -45,6 +45,7 @@ class Follower:
         self._attempts = attempts
         self._emit = emit
         self._ends: dict[str, Event] = {}
+        self.spent: dict[str, Any] | None = None  # where the time of the run went, from the lowest rank that saw steps
         self.unheard: dict[str, str] = {}  # by node, why it cannot be reached; the run may still be running there
         self._failed: dict[str, tuple[str, object]] = {}  # by node, the reason and its rank
         self._started: set[str] = set()
@@ -200,12 +201,18 @@ class Follower:
 
     def _end(self, name: str, event: Event) -> None:
         self._over(name, event)
+        self._take_spent()
         if event.get("saved") and isinstance(event.get("step"), int):
             self.saved = event["step"]
         if event.get("state") == "failed":
             why = event.get("why") or {}
             text = why.get("text") or self._why.get(name) or "failed without reporting a reason"
             self._failed.setdefault(str(why.get("node") or name), (str(text), why.get("rank")))
+
+    def _take_spent(self) -> None:
+        ends = [self._ends[name].get("spent") for name in self.names if name in self._ends]
+        known = [spent for spent in ends if isinstance(spent, dict)]
+        self.spent = next((spent for spent in known if spent.get("top") is not None), known[0] if known else None)
 
     def _gone(self, name: str, event: Event) -> None:
         self._over(name, {**event, "state": "lost"})

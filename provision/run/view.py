@@ -17,6 +17,7 @@ from provision.run import fields
 from provision.run.follow import Entry, entry
 from provision.run.found import Part, Run, pace_of, parse_runs
 from provision.run.sampled import Gpu, Process, Traffic, finite, gpus, processes, short, traffic
+from trainer.agent.contract.effective import Effective
 from trainer.agent.contract.expected import Expected
 
 POINTS = 8192  # of the curve; when they are full, every second one of the older half is dropped
@@ -81,7 +82,7 @@ class View:
     """What the screen shows.
 
     ``now`` are epoch seconds; ``left`` and ``age`` are seconds; ``missing`` are nodes of the run that did not report.
-    ``slow`` is why the run is slow as a whole, and ``expected`` what it is judged by.
+    ``slow`` is why the run is slow as a whole, and ``expected`` what it is judged by. ``spent`` is where its time went.
     """
 
     run: str
@@ -103,6 +104,7 @@ class View:
     why: str = ""
     slow: str = ""
     expected: Expected | None = None
+    spent: Effective | None = None
     nodes: tuple[NodeView, ...] = ()
     points: tuple[Point, ...] = ()
     events: tuple[Happening, ...] = ()
@@ -213,6 +215,7 @@ class Watched:
             why=_why(run),
             slow=short(run.slow),
             expected=run.expected,
+            spent=run.spent,
             nodes=tuple(_node(known, now) for known in self._all()),
             points=tuple(self._points),
             events=tuple(sorted(self._events, key=lambda event: event.time)),

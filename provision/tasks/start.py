@@ -23,6 +23,7 @@ from provision.run.record import TrainResult, output_of
 from provision.session.streams import Pool, Stream, Streams
 from provision.stages import Stage
 from provision.tasks.runs import find_all, problems, stop_on
+from trainer.agent.contract import effective
 from trainer.agent.contract.plan import Plan
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class Start:
             state = {"ended": follower.state, "detached": "running"}.get(outcome, outcome)
             figures = {"seconds": round(seconds, 1), "losses": follower.losses, "steps": follower.steps}
             why = dict(follower.failures)
+            figures["spent"] = follower.spent
             record.write(folder, {**described, **figures, "state": state, "attached": False, "why": why})
             shown.finish()
         if outcome == "ended":
@@ -236,6 +238,7 @@ class Start:
             world_size=world_size(self.plans),
             seconds=seconds,
             steps=follower.steps,
+            spent=effective.read(follower.spent),
             first_loss=follower.losses[0] if follower.losses else None,
             last_loss=follower.losses[-1] if follower.losses else None,
             output=output_of(self.plans[0], str(self.about["folder"])),

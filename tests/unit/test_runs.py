@@ -312,16 +312,17 @@ def test_one_run_is_shown_with_each_of_its_nodes():
     )
     data, text = run_output(RunStatus(run["r1"], {"node02": "no route"}), 1065.0)
     lines = text.splitlines()
-    assert lines[:4] == [
+    assert lines[:5] == [
         "run r1: running, training",
         "  step 40/120, loss 1.25, attempt 2 of 4, from checkpoint-40",
         "  started 1 min 05 s ago by alice",
+        "  effective training time unknown: the agent of an older version started this run",
         "  why: node02, rank 1: CUDA out of memory",
     ]
-    assert lines[5].split() == [
+    assert lines[6].split() == [
         *("node01", "0", "running", "training", "40/120", "2", "55-97", "%", "90", "%", "8.0", "GB", "21.0", "GB/s")
     ]
-    assert lines[6:] == ["node02: no answer: no route", "clusterctl logs -f r1, clusterctl stop r1"]
+    assert lines[7:] == ["node02: no answer: no route", "clusterctl logs -f r1, clusterctl stop r1"]
     assert data["parts"]["node01"]["sample"]["rss"] == 8_000_000_000
 
 

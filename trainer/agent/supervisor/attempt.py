@@ -242,6 +242,8 @@ class Attempt:
 
     def _line(self, rank: Optional[int], text: str) -> None:
         self._watch.line(rank, text, time.monotonic())
+        if self._watch.saves != self._saves:
+            self._phase()  # at once, so that it comes before the steps that the save delays
 
     def _reading(self, rank: Optional[int], reading: Reading) -> None:
         self._watch.reading(rank, reading, time.monotonic())

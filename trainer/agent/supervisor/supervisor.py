@@ -99,7 +99,9 @@ class Supervisor:
         if decision.get("error"):
             why = {"node": decision["node"], "rank": None, "text": decision["error"]}
             return {"state": FAILED, "why": why, "step": None, "saved": False}
-        self._events.emit("attempt", checkpoint=decision["checkpoint"], port=decision["port"])
+        began = {"began": self._state.fields["began"]} if number == 1 else {}
+        at = {"step": decision["step"]} if decision.get("step") is not None else {}
+        self._events.emit("attempt", checkpoint=decision["checkpoint"], port=decision["port"], **began, **at)
         self._state.set(
             checkpoint=decision["checkpoint"],
             port=decision["port"],
