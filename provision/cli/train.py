@@ -62,6 +62,12 @@ _EXPECTED = click.option(
     help="Report slowness against an earlier run, or seconds per step.  [default: the plan's estimate]",
 )
 
+_SAVE_EVERY = click.option(
+    "--save-every",
+    metavar="auto|SPAN",
+    help="Save at the best interval, or e.g. every 10min. Own trainers, LLaMA-Factory.",
+)
+
 _WHAT: _Options = (
     click.option(
         "--launcher",
@@ -127,6 +133,7 @@ _HOW: _Options = (
         show_default=True,
         help="What to do about a hang.",
     ),
+    _SAVE_EVERY,
     _NOTIFY,
     _EXPECTED,
     click.option("--exclude-bad", is_flag=True, help="Train without nodes that fail the checks."),
@@ -200,6 +207,7 @@ def read_training(
     on_hang: str,
     notify: str | None,
     expected: str | None,
+    save_every: str | None,
     detach: bool,
     exclude_bad: bool,
     force: bool,
@@ -231,6 +239,7 @@ def read_training(
         following=Following(detach, None if detach else ask_detach_or_stop(reporter)),
         notify=read_notify(notify),
         expected=expected,
+        save_every=save_every,
         ask_resume=ask_resume_arg(reporter),
     )
     return inventory, tuple(nodes[:wanted]), asked

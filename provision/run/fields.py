@@ -128,6 +128,7 @@ _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(("slow", "full"), _or_null(lambda value: _text(value, NAME))),
     "expected": _or_null(lambda value: expected.read(value) is not None),
     "measured": _measured,
+    "save_every": _or_null(_number),
     "spent": _or_null(lambda value: effective.read(value) is not None),
 }
 

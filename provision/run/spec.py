@@ -20,7 +20,7 @@ from provision.model import Node, Notice
 from provision.run.fields import conform
 from provision.run.job import Job
 from trainer.agent.contract.expected import Expected
-from trainer.agent.contract.plan import Plan
+from trainer.agent.contract.plan import Plan, SaveEvery
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -164,6 +164,7 @@ class RunSpec:
     textfile: str | None = None
     notify: str | None = None
     expected: Expected | None = None
+    save: SaveEvery | None = None
 
     @property
     def user_env(self) -> Mapping[str, str]:

@@ -189,6 +189,7 @@ def node_plan(spec: RunSpec, rank: int, launcher: str, command: Command, resumes
         textfile=spec.textfile,
         notify=spec.notify,
         expected=spec.expected,
+        save=spec.save,
     )
 
 

@@ -10,10 +10,11 @@ save costs the same, and that a failure loses all steps since the last save.
   Systems 22(3), 2006, equation 37.
 
 The rate starts from a published one: Llama 3's training had 419 unexpected interruptions in 54 days on 16,384 GPUs,
-2,048 nodes with 8 GPUs each (The Llama 3 Herd of Models, arXiv 2407.21783, section 3.3.4). It is the prior of a Gamma
-distribution with the weight of one failure, and observed runs are added. The mean of the posterior is
-``(1 + failures) / (6335 h + node hours)``. So no failure so far does not mean that none will come, and many observed
-hours replace the published rate.
+2,048 nodes with 8 GPUs each, so one in 6,335 node hours (The Llama 3 Herd of Models, arXiv 2407.21783, section 3.3.4).
+Observed runs are added. The prior is a mixture of Gamma distributions, each with the weight of one failure: the
+published rate, and 10, 100 and 1,000 times that, each ten times worse one a hundred times less likely. So no failure
+so far does not mean that none will come, four failures in an hour replace the published rate at once, and a single
+one does not.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import NamedTuple, Optional
 
 HOUR = 3600.0
 PUBLISHED_NODE_HOURS = 54 * 24 * 2048 / 419  # for each failure
+_WORSE = (1, 10, 100, 1000)  # times the published rate
 LEAST = 10.0  # seconds between saves; agents look once a second, and a trainer saves after its step
 _LONGEST = 1e9  # seconds
 
@@ -39,7 +41,16 @@ class Failures(NamedTuple):
 
     def rate(self) -> float:
         """Expected failures per node hour: the mean of the posterior, see the module."""
-        return (1.0 + self.seen) / (PUBLISHED_NODE_HOURS + self.node_hours)
+        hours = max(0.0, self.node_hours)
+        seen = self.seen if hours else 0.0
+        chances, rates = [], []
+        for worse in _WORSE:
+            prior = PUBLISHED_NODE_HOURS / worse
+            chance = -2 * math.log(worse) + math.log(prior / (prior + hours))
+            chances.append(chance + (seen * math.log(hours / (prior + hours)) if seen else 0.0))
+            rates.append((1.0 + seen) / (prior + hours))
+        weights = [math.exp(chance - max(chances)) for chance in chances]
+        return sum(weight * rate for weight, rate in zip(weights, rates)) / sum(weights)  # noqa: B905 - Python 3.8
 
 
 NONE = Failures()

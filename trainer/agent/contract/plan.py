@@ -95,6 +95,22 @@ class Hang(NamedTuple):
     policy: str = "stop"
 
 
+class SaveEvery(NamedTuple):
+    """How often the run saves, see ``saves.py``.
+
+    Attributes:
+        seconds: the interval; None: the best one.
+        failures: observed failures of other runs.
+        node_hours: the hours of nodes in which they were observed.
+        argument: what sets the interval at the start of an attempt, with ``{steps}``; "": the trainer saves on SIGUSR2.
+    """
+
+    seconds: Optional[float] = None
+    failures: float = 0.0
+    node_hours: float = 0.0
+    argument: str = ""
+
+
 class Plan(NamedTuple):
     """Everything that an agent needs. Relative paths are relative to the folder of the plan.
 
@@ -132,6 +148,7 @@ class Plan(NamedTuple):
         textfile: the folder of node_exporter's textfile collector, see ``textfile.py``.
         notify: the shell command that runs when something happens to the run, see ``notify.py``.
         expected: what the run is judged by, see ``expected.py``; None: nothing is expected.
+        save: how often the run saves; None: as its trainer does.
     """
 
     run: str
@@ -165,6 +182,7 @@ class Plan(NamedTuple):
     textfile: Optional[str] = None
     notify: Optional[str] = None
     expected: Optional[Expected] = None
+    save: Optional[SaveEvery] = None
 
     @property
     def attempts(self) -> int:
@@ -177,7 +195,8 @@ class Plan(NamedTuple):
 
     def to_object(self) -> Dict[str, Any]:
         """The plan as plain JSON values."""
-        parts = {key: part._asdict() if part else None for key, part in (("link", self.link), ("resume", self.resume))}
+        named = (("link", self.link), ("resume", self.resume), ("save", self.save))
+        parts = {key: part._asdict() if part else None for key, part in named}
         band = self.expected and self.expected.to_object()
         return dict(self._asdict(), version=VERSION, hang=self.hang._asdict(), expected=band, **parts)
 
@@ -313,6 +332,12 @@ _PLAN: Dict[str, Reader] = dict(
     hang=_part(Hang, {"after": _or_null(_seconds), "policy": _policy}),
     resume=_or_null(_part(Resume, {"output": _text, "argv": _texts, "env": _variables, "known": _flag})),
     expected=_or_null(_band),
+    save=_or_null(
+        _part(
+            SaveEvery,
+            {"seconds": _or_null(_seconds), "failures": _seconds, "node_hours": _seconds, "argument": _text},
+        )
+    ),
     **dict.fromkeys(("run", "node", "launcher", "prefix", "cwd", "logs", "rank_logs"), _text),
     **dict.fromkeys(("progress", "pattern", "textfile", "notify"), _or_null(_text)),
     **dict.fromkeys(("unset", "private"), _texts),

@@ -23,6 +23,7 @@ from ..pace import Pace
 from ..processes import NODE, RUN, describe_status, die_with_parent, reap, send, signal_of, stat_of
 from ..rounds import Stragglers
 from ..run_files import Events, NodePlan, State
+from ..saves import Saves, known_account, save_argument
 from ..silence import SAVING
 from ..textfile import Textfile
 from ..tracker import HURRY, Death, Ending, Group, ProcessTracker, end_all
@@ -117,6 +118,7 @@ class Attempt:
         self._stragglers = Stragglers(plan, self._tracker, control, events, state)
         self._metrics = Metrics(plan, control, events, textfile)
         self._pace = Pace(plan, events, state)
+        self._saver = Saves(plan, self._watch, self._tracker, events, state)
         self._command: Optional[Command] = None
         self._stopped = False  # a stop came before the command exited
         self._saving: Optional[Saving] = None
@@ -138,7 +140,8 @@ class Attempt:
                 self._output = Output(self._plan, self._events, *take, start=self._decision.get("step") or 0)
                 stack.callback(self._output.close)
                 self._group.make()
-                command = self._command = start_command(self._plan, self._decision, self._group)
+                extra = save_argument(self._plan.data, known_account(self._state))
+                command = self._command = start_command(self._plan, self._decision, self._group, extra)
             except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
                 end_all(self._tracker, SHORT_GRACE)  # other ranks may have been started
                 why = "%s: %s" % (type(error).__name__, error)
@@ -214,6 +217,8 @@ class Attempt:
             self._stragglers.look(self._watch.phase, self._watch.stepped, now)
             self._pace.look(self._watch.phase, now)
             self._pace.sample(sample)
+            if self._saving is None:
+                self._saver.look(now)
         self._phase()
         self._state.refresh(now)
 
@@ -354,8 +359,10 @@ def environment(plan: Plan, env: Dict[str, str], inherited: Dict[str, str]) -> D
     return {**clean, **env, RUN: plan.run, NODE: plan.node}
 
 
-def for_attempt(plan: NodePlan, decision: Dict[str, Any]) -> Tuple[List[str], Dict[str, str]]:
-    """The arguments and variables of one attempt, with its port and its checkpoint.
+def for_attempt(
+    plan: NodePlan, decision: Dict[str, Any], extra: Optional[str] = None
+) -> Tuple[List[str], Dict[str, str]]:
+    """The arguments and variables of one attempt, with its port, its checkpoint and an ``extra`` argument.
 
     Raises:
         ValueError: the program needs the checkpoint's step, and it has none.
@@ -370,7 +377,7 @@ def for_attempt(plan: NodePlan, decision: Dict[str, Any]) -> Tuple[List[str], Di
         resume = plan.data.resume.filled(path, decision.get("step"))
         argv += resume.argv
         env.update(resume.env)
-    return argv, env
+    return argv + ([extra] if extra else []), env
 
 
 def make_private(path: Path) -> None:
@@ -382,13 +389,14 @@ def make_private(path: Path) -> None:
         raise PermissionError("%s is not a folder that only this user may write; remove it" % path)
 
 
-def start_command(plan: NodePlan, decision: Dict[str, Any], group: Group) -> Command:
+def start_command(plan: NodePlan, decision: Dict[str, Any], group: Group, extra: Optional[str] = None) -> Command:
     """Start the command for one attempt.
 
     Args:
         plan: the plan.
         decision: rank 0's decision on the attempt: its ``port``, ``checkpoint`` and ``step``.
         group: the cgroup that the processes enter.
+        extra: an argument of this attempt, see ``saves.py``.
 
     Raises:
         OSError, ValueError, TypeError: a process cannot be started. Others may have been.
@@ -396,7 +404,7 @@ def start_command(plan: NodePlan, decision: Dict[str, Any], group: Group) -> Com
     for folder in plan.data.private:
         make_private(Path(folder))
     plan.rank_logs.mkdir(parents=True, exist_ok=True)
-    argv, variables = for_attempt(plan, decision)
+    argv, variables = for_attempt(plan, decision, extra)
     env = environment(plan.data, variables, dict(os.environ))
     prepare: List[Callable[[], None]] = [group.preexec(), die_with_parent()]
 
