@@ -142,7 +142,8 @@ class Plan(NamedTuple):
         resuming: whether to start from the newest complete checkpoint.
         none_ok: when resuming without any checkpoint, start from the beginning.
         restarts: how often a failed attempt is repeated.
-        backoff: seconds before the first repetition, doubled each time, at most 60.
+        backoff: seconds before the first repetition, doubled each time, at most 60. After a long attempt it starts
+            again.
         save_patience: seconds that a stop leaves for saving.
         prefix: the path of the release.
         textfile: the folder of node_exporter's textfile collector, see ``textfile.py``.
@@ -189,9 +190,9 @@ class Plan(NamedTuple):
         """How often the command starts at most."""
         return 1 + self.restarts
 
-    def pause(self, attempt: int) -> float:
-        """Seconds to wait after a failed attempt."""
-        return min(BACKOFF_LIMIT, self.backoff * 2.0 ** min(attempt - 1, 16))
+    def pause(self, failures: int) -> float:
+        """Seconds to wait after so many failed attempts in a row."""
+        return min(BACKOFF_LIMIT, self.backoff * 2.0 ** min(failures - 1, 16))
 
     def to_object(self) -> Dict[str, Any]:
         """The plan as plain JSON values."""

@@ -36,6 +36,7 @@ from .decisions import (
 MEET = 180.0  # seconds in which all agents must meet to start an attempt
 SLACK = 15.0  # seconds that a meeting waits beyond the time that ending processes may take
 FOREVER = 10 * 365 * 86400.0  # for a node that has finished, while the others are running
+STEADY = 120.0  # seconds of an attempt after which its failure counts as the first one again
 RELAY = 2.0  # seconds in which rank 0's decision arrives
 
 
@@ -69,20 +70,23 @@ class Supervisor:
             self._control.close()
 
     def _attempts(self) -> Dict[str, Any]:
-        number = 1
+        number, failures = 1, 0
         while True:
             self._events.attempt = number
             self._control.begin()
-            verdict = self._wait(number) or self._attempt(number)
+            verdict = self._wait(failures)
+            started = time.monotonic()
+            verdict = verdict or self._attempt(number)
+            failures = 1 if time.monotonic() - started >= STEADY else failures + 1
             if verdict["state"] != AGAIN:
                 return verdict
             text = "attempt %d of %d failed: %s" % (number, self._plan.data.attempts, describe_reason(verdict["why"]))
             self._events.emit("notice", kind=RESTART, text=text, why=verdict["why"])
             number += 1
 
-    def _wait(self, number: int) -> Optional[Dict[str, Any]]:
-        """Pause before every attempt except the first. Returns a verdict when a stop or a failure comes first."""
-        until = time.monotonic() + (self._plan.data.pause(number - 1) if number > 1 else 0.0)
+    def _wait(self, failures: int) -> Optional[Dict[str, Any]]:
+        """Pause after quick ``failures`` in a row. Returns a verdict when a stop or a failure comes first."""
+        until = time.monotonic() + (self._plan.data.pause(failures) if failures else 0.0)
         while not self._control.over() and time.monotonic() < until:
             self._control.wait(until - time.monotonic())
         return self._alone({}) if self._control.over() else None
