@@ -25,7 +25,7 @@ from provision.launchers.kit.plans import split_resume_arg
 from provision.masking import is_secret, mask_words
 from provision.model import Inventory, Node, Notice
 from provision.output import Reporter
-from provision.run import Job
+from provision.run import Job, node_history
 from provision.run.ignored import unsent_text
 from provision.run.shells import as_cmd, as_powershell, as_sh
 from provision.run.spec import count_nodes
@@ -178,7 +178,7 @@ def train_command(
     the nodes.
     """
     inventory = selection.load_or_here(reporter, nodes=count, starts=True)
-    nodes = selection.nodes(inventory, count)
+    nodes = without_excluded(reporter, inventory, selection).nodes(inventory, count)
     inventory, nodes, asked = read_training(reporter, inventory, nodes, count=count, **options)
     if dry_run:
         with session_on(reporter, inventory, nodes, dry_run=True) as session:
@@ -187,6 +187,19 @@ def train_command(
     with detach_on_hangup(), session_on(reporter, inventory, nodes) as session:
         result = tasks.train(session, asked)
     reporter.result(*train_output(result))
+
+
+def without_excluded(reporter: Reporter, inventory: Inventory, selection: Selection) -> Selection:
+    """The selection without the nodes that ``clusterctl nodes`` excludes, with a warning about each of them.
+
+    Raises:
+        UsageError: the list of excluded nodes cannot be used.
+    """
+    known = {} if inventory.alone else node_history.read(inventory.path)
+    gone = [node.name for node in selection.nodes(inventory) if node.name in known] if known else []
+    for name in gone:
+        reporter.warn(f"{name} is skipped: {known[name].why}; to use it again: clusterctl nodes trust {name}")
+    return replace(selection, exclude=",".join(filter(None, (selection.exclude, *gone)))) if gone else selection
 
 
 def read_training(

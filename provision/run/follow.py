@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import re
 import threading
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -45,6 +45,8 @@ class Follower:
         self._attempts = attempts
         self._emit = emit
         self._ends: dict[str, Event] = {}
+        self.named: Counter[str] = Counter()  # by node, how many failures that ended an attempt named it
+        self.replaced: dict[str, str] = {}  # by node, why a spare node has replaced it
         self.spent: dict[str, Any] | None = None  # where the time of the run went, from the lowest rank that saw steps
         self.unheard: dict[str, str] = {}  # by node, why it cannot be reached; the run may still be running there
         self._failed: dict[str, tuple[str, object]] = {}  # by node, the reason and its rank
@@ -179,7 +181,18 @@ class Follower:
                 self._emit(Notice(f"{name}: {how(event)}", "warning"))
 
     def _notice(self, name: str, event: Event) -> None:
+        if event.get("kind") == "restart" and name == self.names[0]:
+            self._blame((event.get("why") or {}).get("node"))
         self._emit(Notice(f"{name}: {event.get('text')}", "info" if event.get("level") == "info" else "warning"))
+
+    def _blame(self, node: object) -> None:
+        if node in self.names:
+            self.named[str(node)] += 1
+
+    def _replaced(self, name: str, event: Event) -> None:
+        node = event.get("node")
+        if name == self.names[0] and node in self.names:
+            self.replaced[str(node)] = str(event.get("why") or event.get("text") or "a spare node has replaced it")
 
     def _straggler(self, _: str, event: Event) -> None:
         self._emit(Notice(str(event.get("text")), "warning" if event.get("state") == "slow" else "info"))
@@ -254,6 +267,7 @@ class Follower:
         "peer": _peer,
         "phase": _phased,
         "progress": _progress,
+        "replaced": _replaced,
         "started": _started_there,
         "straggler": _straggler,
     }

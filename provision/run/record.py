@@ -27,6 +27,7 @@ folder that only its user can read. Secrets are masked (``masking``): only the p
 ``seconds``    how long the command followed it
 ``losses``     the reported losses, in order
 ``steps``      the last reported step
+``named``      by node, how many failures of the run named it, restarts included
 ``spent``      where its time went, or null (``trainer/agent/contract/effective.py``); also written by ``collect``
 ``why``        of a failed run: by node, the reason
 ``collected``  after ``collect``: ``checkpoint``, and ``began`` of the start that wrote it, from the agent's state

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -17,7 +18,7 @@ from provision.inventory import fold
 from provision.masking import mask_plan
 from provision.model import Emit, Node
 from provision.render import render
-from provision.run import fields, plan_name, record, world_size
+from provision.run import fields, node_history, plan_name, record, world_size
 from provision.run.follow import Follower, parsed
 from provision.run.record import TrainResult, output_of
 from provision.session.streams import Pool, Stream, Streams
@@ -103,7 +104,8 @@ class Start:
             "who": record.author(),
             "began": record.now(),
         }
-        record.write(folder, {**described, "state": "running", "attached": True})
+        earlier = node_history.named((record.read(folder) or {}).get("named"))
+        record.write(folder, {**described, "named": earlier, "state": "running", "attached": True})
         outcome = "failed"
         shown = Stage(self.session.emit, "train", f"Training {self.run}", None, "steps")
         try:
@@ -133,7 +135,9 @@ class Start:
             state = {"ended": follower.state, "detached": "running"}.get(outcome, outcome)
             figures = {"seconds": round(seconds, 1), "losses": follower.losses, "steps": follower.steps}
             why = dict(follower.failures)
-            figures["spent"] = follower.spent
+            figures |= {"spent": follower.spent, "named": _named(earlier, follower)}
+            for name, reason in follower.replaced.items():
+                node_history.exclude(self.session.inventory.path, name, reason, self.run)
             record.write(folder, {**described, **figures, "state": state, "attached": False, "why": why})
             shown.finish()
         if outcome == "ended":
@@ -252,6 +256,12 @@ class Start:
             return ""
         found = find_all(self.session, on=self.nodes, word=self.run, need_answers=False).runs
         return "; ".join(found[self.run].networks) if self.run in found else ""
+
+
+def _named(earlier: Mapping[str, int], follower: Follower) -> dict[str, int]:
+    """By node, the failures of the run that named it: before, at restarts, and at the end."""
+    ended = follower.failures if follower.state == "failed" else ()
+    return dict(Counter(earlier) + follower.named + Counter(ended))
 
 
 def _until(follower: Follower, following: Following) -> Callable[[], bool] | None:
