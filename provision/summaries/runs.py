@@ -46,7 +46,7 @@ def run_data(run: Run, now: float) -> dict[str, Any]:
         **{key: head.fields.get(key) for key in ("phase", "attempt", "attempts")},
         **{key: head.fields.get(key) for key in ("checkpoint", "port", "world_size", "why", "began", "pattern")},
         "straggler": head.fields.get("straggler") if run.live else None,
-        **{key: head.fields.get(key) for key in ("expected", "measured")},
+        **{key: head.fields.get(key) for key in ("expected", "measured", "save_every")},
         "slow": run.slow or None,
         "networks": list(run.networks),
         "left": None if left is None else round(left, 1),
@@ -98,6 +98,8 @@ def run_output(result: RunStatus, now: float) -> Summary:
         f"  started {duration(age)} ago by {run.owner or '?'}" if age is not None else f"  by {run.owner or '?'}"
     )
     about.append(f"  {effective_text(run.spent)}")
+    if (every := head.number("save_every")) and run.live:
+        about.append(f"  saves every {duration(every)} (--save-every)")
     about += [f"  {text}" for text in ((judged.advice, interval_text(judged)) if judged else ()) if text]
     if run.networks:
         about.append(f"  network that NCCL uses: {'; '.join(run.networks)}")

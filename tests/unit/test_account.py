@@ -7,13 +7,14 @@ import math
 from pathlib import Path
 
 import pytest
-from agents import SAVE, Run
+from agents import SAVE, Run, plan_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.agent.account import Account, account
 from trainer.agent.contract import effective
 from trainer.agent.contract.effective import PARTS, Effective
+from trainer.agent.supervisor.supervisor import failures_in_row
 
 RECORDED = Path(__file__).parent / "recorded_runs"
 
@@ -340,3 +341,11 @@ def test_an_agent_accounts_for_a_restart_and_a_resume(tmp_path):
         assert again.stopped > 0
     finally:
         run.close()
+
+
+def test_the_pause_before_a_restart_starts_again_after_a_long_attempt():
+    pauses, failures = [], 0
+    for seconds in (3, 3, 3, 600, 3):
+        failures = failures_in_row(failures, seconds)
+        pauses.append(plan_of().pause(failures))
+    assert pauses == [1, 2, 4, 1, 2]

@@ -77,7 +77,7 @@ class Supervisor:
             verdict = self._wait(failures)
             started = time.monotonic()
             verdict = verdict or self._attempt(number)
-            failures = 1 if time.monotonic() - started >= STEADY else failures + 1
+            failures = failures_in_row(failures, time.monotonic() - started)
             if verdict["state"] != AGAIN:
                 return verdict
             text = "attempt %d of %d failed: %s" % (number, self._plan.data.attempts, describe_reason(verdict["why"]))
@@ -225,6 +225,11 @@ class Supervisor:
         known = {} if step is None else {"step": step}  # else the last step that was read stays
         self._state.set(state=verdict["state"], why=why, saved=saved is not None, **known)
         return 0 if verdict["state"] == "finished" else 1
+
+
+def failures_in_row(before: int, seconds: float) -> int:
+    """How many attempts in a row have failed quickly, after one that took ``seconds``."""
+    return 1 if seconds >= STEADY else before + 1
 
 
 def describe_reason(why: Optional[Dict[str, Any]]) -> str:
