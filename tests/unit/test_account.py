@@ -90,12 +90,20 @@ def test_a_failure_before_the_first_step_is_no_failure_of_the_machines():
     assert (found.restarts, found.failures) == (1, 0)
 
 
+def test_a_slow_step_is_no_part_of_a_save():
+    story = Story().begin().train(1, 20).save(0.5)
+    story.now += 30
+    found = story.train(21, 40).add("end", state="finished").result()
+    assert found.saving == 0.5
+
+
 def test_a_save_costs_what_its_steps_took_beyond_the_pace():
     story = Story().begin().train(1, 20)
     for first in (21, 31, 41):
-        story.save(0.5)  # the log shows half a second of it
-        story.now += 1.0  # and writing slows the next step down
-        story.train(first, first + 9)
+        story.add("phase", phase="saving")
+        story.now += 1.5
+        story.train(first, first).add("phase", phase="training")  # the phase ends at the next line, a step later
+        story.train(first + 1, first + 9)
     found = story.train(51, 60).add("end", state="finished").result()
     assert found.saves == 3
     assert found.saving == pytest.approx(3 * 1.5, abs=0.1)

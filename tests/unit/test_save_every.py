@@ -21,7 +21,9 @@ from trainer.agent.contract import interval
 from trainer.agent.contract.effective import Effective
 from trainer.agent.contract.interval import NONE, Failures, best_interval, time_between_failures, too_short
 from trainer.agent.contract.plan import PlanError, SaveEvery, from_json
+from trainer.agent.run_files import NodePlan
 from trainer.agent.saves import catches, save_argument
+from trainer.agent.supervisor.attempt import for_attempt
 from trainer.plan import Cluster, Training, load
 from trainer.plan.saves import describe, saves
 
@@ -132,7 +134,7 @@ def test_only_trainers_whose_interval_can_be_set():
         save_every("auto", Job("script", "train.py"), {}, failures)
 
 
-def test_the_argument_of_an_attempt_follows_the_measured_pace():
+def test_the_argument_of_an_attempt_follows_the_measured_pace(tmp_path):
     plan = plan_of(save={"seconds": 600, "argument": "save_steps={steps}"})
     assert save_argument(plan, None) is None  # nothing is known yet: the configuration's own value stays
     assert save_argument(plan, SPENT) == "save_steps=60"
@@ -142,6 +144,9 @@ def test_the_argument_of_an_attempt_follows_the_measured_pace():
     slow = SPENT._replace(saving=9000, saves=10)  # a save takes 900 s, longer than the interval
     assert save_argument(plan, slow) == "save_steps=180"
     assert save_argument(plan_of(save={"seconds": 600}), SPENT) is None  # by a signal
+    node = NodePlan(plan, tmp_path, tmp_path / "plan-0.json")
+    assert for_attempt(node, {}, save_argument(plan, SPENT))[0] == ["x", "save_steps=60"]
+    assert for_attempt(node, {})[0] == ["x"]
     assert save_argument(plan_of(), SPENT) is None
 
 

@@ -6,8 +6,8 @@ into ``state.json``. ``account`` does the same afterwards with the events in ``e
 - Time is training when a step is reported. So the part of a step that a failure interrupts is recovering.
 - A step up to the highest one so far is repeating.
 - The first report of an attempt covers the start and some steps. These steps count at the run's usual pace.
-- A save costs what the steps around it took beyond the usual pace: a save that continues during the next steps slows
-  them down too. Where the pace is unknown, or with an evaluation in between, the time of the phase ``saving`` counts.
+- A save costs the time of the phase ``saving``, but at most what the steps around it took beyond the usual pace: a phase
+  may last until the next line of a trainer. A save that continues during the next steps costs only its pause.
 - Where an attempt reports no step, the phases that it announces count.
 - A clock that is set back costs nothing. One that is set forward counts as time, because nothing tells it from a
   machine that slept. The agent therefore uses a clock that only goes forward.
@@ -228,7 +228,7 @@ class Account:
             if pace is not None and _EVALUATING not in happened.seconds:
                 cost = took - made * pace + credit
                 credit = min(0.0, max(-pace, cost))
-                saved = min(took, max(0.0, cost))
+                saved = min(saved, max(0.0, cost))
         elif happened.silence and pace is not None:
             waited = min(happened.silence, max(0.0, took - made * pace))
         parts = dict(self._steps(first, last, took - saved - waited), **{SAVING: saved, WAITING: waited})

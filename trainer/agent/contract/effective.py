@@ -25,7 +25,7 @@ class Effective(NamedTuple):
     Attributes:
         training: steps for the first time, with evaluations.
         starting: before the first step of a start, and after the last one.
-        saving: how much longer steps took because of a save.
+        saving: while a save stopped the training.
         recovering: from the last step before a failure to the failure, and from the next start to its first step.
         repeating: steps made again after a restart, because the checkpoint was older.
         waiting: the pause before a restart, the meeting of the nodes, and silence of other nodes.
