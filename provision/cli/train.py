@@ -195,10 +195,11 @@ def without_excluded(reporter: Reporter, inventory: Inventory, selection: Select
     Raises:
         UsageError: the list of excluded nodes cannot be used.
     """
-    known = {} if inventory.alone else node_history.read(inventory.path)
-    gone = [node.name for node in selection.nodes(inventory) if node.name in known] if known else []
-    for name in gone:
-        reporter.warn(f"{name} is skipped: {known[name].why}; to use it again: clusterctl nodes trust {name}")
+    if inventory.alone:
+        return selection
+    gone = node_history.skipped(inventory.path, [node.name for node in selection.nodes(inventory)])
+    for text in gone.values():
+        reporter.warn(text)
     return replace(selection, exclude=",".join(filter(None, (selection.exclude, *gone)))) if gone else selection
 
 

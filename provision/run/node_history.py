@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from provision.errors import UsageError
+from provision.inventory.document import printable
 from provision.run.record import now
 from trainer.agent.contract import effective
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
@@ -125,6 +126,20 @@ def read(inventory: Path) -> dict[str, Excluded]:
         str(node)[:_LONG]: Excluded(*(str(entry.get(key) or "")[:_LONG] for key in ("why", "run", "since")))
         for node, entry in list(entries.items())[:_MOST]
         if isinstance(entry, dict)
+    }
+
+
+def skipped(inventory: Path, names: Iterable[str]) -> dict[str, str]:
+    """The excluded nodes among ``names``, each with a sentence about it.
+
+    Raises:
+        UsageError: the file cannot be used.
+    """
+    known = read(inventory)
+    return {
+        name: f"{name} is skipped: {printable(known[name].why)}; to use it again: clusterctl nodes trust {name}"
+        for name in names
+        if name in known
     }
 
 

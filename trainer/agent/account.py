@@ -6,8 +6,8 @@ into ``state.json``. ``account`` does the same afterwards with the events in ``e
 - Time is training when a step is reported. So the part of a step that a failure interrupts is recovering.
 - A step up to the highest one so far is repeating.
 - The first report of an attempt covers the start and some steps. These steps count at the run's usual pace.
-- A save costs the time of the phase ``saving``, but at most what the steps around it took beyond the usual pace: a phase
-  may last until the next line of a trainer. A save that continues during the next steps costs only its pause.
+- A save costs the time of the phase ``saving``, but at most what the steps around it took beyond the usual pace: a
+  phase may last until the next line of a trainer. A save that continues during the next steps costs only its pause.
 - Where an attempt reports no step, the phases that it announces count.
 - A clock that is set back costs nothing. One that is set forward counts as time, because nothing tells it from a
   machine that slept. The agent therefore uses a clock that only goes forward.
