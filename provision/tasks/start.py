@@ -260,7 +260,7 @@ class Start:
 
 def _named(earlier: Mapping[str, int], follower: Follower) -> dict[str, int]:
     """By node, the failures of the run that named it: before, at restarts, and at the end."""
-    ended = follower.failures if follower.state == "failed" else ()
+    ended = list(follower.failures) if follower.state == "failed" else []
     return dict(Counter(earlier) + follower.named + Counter(ended))
 
 
