@@ -326,6 +326,19 @@ def test_one_run_is_shown_with_each_of_its_nodes():
     assert data["parts"]["node01"]["sample"]["rss"] == 8_000_000_000
 
 
+def test_a_run_shows_where_its_time_went_and_when_to_save():
+    spent = {"version": 1, "training": 900.0, "repeating": 80.0, "saving": 20.0, "saves": 10, "restarts": 2}
+    run = runs_of(("node01", answer(printed(spent=spent | {"failures": 2, "top": 90}, save_every=240.0))))["r1"]
+    data, text = run_output(RunStatus(run, {}), 1065.0)
+    assert "  effective training time 90.0 % of 16 min 40 s: repeating 8.0 %, saving 2.0 %" in text.splitlines()
+    assert "  saves every 4 min 00 s (--save-every)" in text.splitlines()
+    assert "best saved every" in text
+    assert data["effective"]["ratio"] == 0.9
+    assert "clusterctl diagnose r1" in data["effective"]["advice"] or "a save every" in data["effective"]["advice"]
+    hostile = runs_of(("node01", answer(printed(spent=spent | {"training": 1e300}))))["r1"]
+    assert "effective training time unknown" in run_output(RunStatus(hostile, {}), 1065.0)[1]
+
+
 # --- stopped -------------------------------------------------------------------------------------
 
 
