@@ -26,7 +26,8 @@ from provision.errors import (
     UsageError,
 )
 from provision.inventory import load, local_inventory, select
-from provision.model import CommandLine, Emit, Event, Inventory, ignore
+from provision.model import CommandLine, Emit, Event, Inventory, Notice, ignore
+from provision.run import node_history
 from provision.run.found import Run
 from provision.run.record import TrainResult
 from provision.run.spec import count_nodes
@@ -164,6 +165,7 @@ def train(
     restarts: int = 0,
     notify: str | None = None,
     expected: str | None = None,
+    save_every: str | None = None,
     detach: bool = False,
     exclude_bad: bool = False,
     force: bool = False,
@@ -195,6 +197,7 @@ def train(
             inventory's; empty: none.
         expected: what the run is judged by: an earlier run, ``LOW-HIGH`` seconds per step or ``none``; None: the plan's
             estimate.
+        save_every: ``auto`` or a time span such as ``10min``, see docs/goodput.md; None: as the trainer does.
         detach: return when the run has started on every node.
         exclude_bad: continue without nodes that cannot take part.
         force: continue although a check predicts a failure.
@@ -222,6 +225,13 @@ def train(
         output=output,
         resume_arg=resume_arg,
     )
+    gone: dict[str, str] = {}
+    if not cluster.alone:
+        names = [node.name for node in select(cluster, limit=limit, exclude=exclude)]
+        gone = node_history.skipped(cluster.path, names)
+    for text in gone.values():
+        on_event(Notice(text, "warning"))
+    exclude = ",".join(filter(None, (exclude, *gone))) or None
     wanted, job = count_nodes(job, nodes, select(cluster, limit=limit, exclude=exclude))
     cluster = replace(cluster, train=replace(cluster.train, env={**cluster.train.env, **(env or {})}))
     asked = training.Training(
@@ -235,6 +245,7 @@ def train(
         following=Following(detach),
         notify=read_notify(notify, "notify"),
         expected=expected,
+        save_every=save_every,
     )
     typed = _typed("train", cluster, words, nodes=wanted, limit=limit, exclude=exclude)
     with _session(cluster, typed, limit, exclude, count=wanted, on_event=on_event) as session:

@@ -74,6 +74,10 @@ _SECONDS, _CANDIDATES = Number(int, Bound(low=1, high=3600)), Number(int, Bound(
     help="Host memory per node, for offload.  [default: unlimited]",
 )
 @number("--cores", type=_whole("--cores"), metavar="N", help="CPU cores per node, for data loading workers.")
+@number("--disk", type=_real("--disk"), default=1.0, show_default=True, metavar="GB/S",
+        help="Rate at which a node writes checkpoints.")  # fmt: skip
+@number("--failures", type=_real("--failures"), metavar="N",
+        help="Failures per 1,000 node hours.  [default: a published rate]")  # fmt: skip
 @click.option("--nvme-path", metavar="DIR", help="With --write: directory on a fast local disk of every node.")
 @click.option("--model-path", metavar="DIR", help="With --write: directory of the model, if MODEL is a name.")
 @click.option("--write", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",

@@ -74,7 +74,8 @@ def cluster_of(reporter: Reporter, given: Mapping[str, Any], link: float) -> pla
     if given["gpu_memory"] is not None:
         gpu = replace(ds_config.with_memory(gpu, given["gpu_memory"]), memory=given["gpu_memory"])
     nodes = given["nodes"] or 1
-    return plans.Cluster(nodes, given["gpus"], gpu, gpu.memory, link, given["host_memory"], given["cores"])
+    of_nodes = (given["host_memory"], given["cores"], given["disk"], given["failures"])
+    return plans.Cluster(nodes, given["gpus"], gpu, gpu.memory, link, *of_nodes)
 
 
 def show(reporter: Reporter, selection: Selection, config: Path, given: Mapping[str, Any]) -> None:

@@ -46,6 +46,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {  # by subject: the commands, each wi
     },
     "Nodes": {
         "init": "init",
+        "nodes": "node_history",
         "check": "check",
         "status": "runs",
         "top": "top",
@@ -101,6 +102,9 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "logs": ("clusterctl logs -f", "clusterctl logs sft --node gpu01"),
     "metrics": ("clusterctl metrics sft", "clusterctl metrics train.log"),
     "monitor": ("clusterctl monitor", "clusterctl monitor sft --every 1"),
+    "nodes": ("clusterctl nodes",),
+    "nodes list": ("clusterctl nodes list --limit 'gpu[01-04]'",),
+    "nodes trust": ("clusterctl nodes trust gpu03",),
     "pack-env": ("clusterctl pack-env llm", "clusterctl pack-env --exclude '*.a' --split 4G"),
     "pack-os": ("clusterctl pack-os --release debian12",),
     "pack-tool": ("clusterctl pack-tool -o clusterctl.run",),

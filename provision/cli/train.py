@@ -25,7 +25,7 @@ from provision.launchers.kit.plans import split_resume_arg
 from provision.masking import is_secret, mask_words
 from provision.model import Inventory, Node, Notice
 from provision.output import Reporter
-from provision.run import Job
+from provision.run import Job, node_history
 from provision.run.ignored import unsent_text
 from provision.run.shells import as_cmd, as_powershell, as_sh
 from provision.run.spec import count_nodes
@@ -63,6 +63,12 @@ _EXPECTED = click.option(
     "--expected",
     metavar="RUN|LOW-HIGH|none",
     help="Report slowness against an earlier run, or seconds per step.  [default: the plan's estimate]",
+)
+
+_SAVE_EVERY = click.option(
+    "--save-every",
+    metavar="auto|SPAN",
+    help="Save at the best interval, or e.g. every 10min. Own trainers, LLaMA-Factory.",
 )
 
 _WHAT: _Options = (
@@ -146,6 +152,7 @@ _HOW: _Options = (
     ),
     number("--spares", type=INDEX, default=0, help="Keep N further nodes to replace lost ones."),
     number("--min-nodes", type=COUNT, help="Without spares left, continue on at least N nodes."),
+    _SAVE_EVERY,
     _NOTIFY,
     _EXPECTED,
     click.option("--exclude-bad", is_flag=True, help="Train without nodes that fail the checks."),
@@ -190,7 +197,9 @@ def train_command(
     the nodes.
     """
     inventory = selection.load_or_here(reporter, nodes=count, starts=True)
-    nodes = selection.nodes(inventory, None if count is None else count + options["spares"])
+    nodes = without_excluded(reporter, inventory, selection).nodes(
+        inventory, None if count is None else count + options["spares"]
+    )
     inventory, nodes, asked = read_training(reporter, inventory, nodes, count=count, **options)
     if dry_run:
         with session_on(reporter, inventory, nodes, dry_run=True) as session:
@@ -199,6 +208,20 @@ def train_command(
     with detach_on_hangup(), session_on(reporter, inventory, nodes) as session:
         result = tasks.train(session, asked)
     reporter.result(*train_output(result))
+
+
+def without_excluded(reporter: Reporter, inventory: Inventory, selection: Selection) -> Selection:
+    """The selection without the nodes that ``clusterctl nodes`` excludes, with a warning about each of them.
+
+    Raises:
+        UsageError: the list of excluded nodes cannot be used.
+    """
+    if inventory.alone:
+        return selection
+    gone = node_history.skipped(inventory.path, [node.name for node in selection.nodes(inventory)])
+    for text in gone.values():
+        reporter.warn(text)
+    return replace(selection, exclude=",".join(filter(None, (selection.exclude, *gone)))) if gone else selection
 
 
 def read_training(
@@ -223,6 +246,7 @@ def read_training(
     on_hang: str,
     notify: str | None,
     expected: str | None,
+    save_every: str | None,
     detach: bool,
     exclude_bad: bool,
     force: bool,
@@ -262,6 +286,7 @@ def read_training(
         following=Following(detach, None if detach else ask_detach_or_stop(reporter)),
         notify=read_notify(notify),
         expected=expected,
+        save_every=save_every,
         ask_resume=ask_resume_arg(reporter),
         spares=spares,
         min_nodes=min_nodes,

@@ -17,6 +17,8 @@ from provision.run import config_text, fields
 from provision.run.difference import Description, describe
 from provision.run.environment import SETTINGS, flat, shown
 from provision.run.sampled import traffic
+from trainer.agent.contract import effective
+from trainer.agent.contract.effective import Effective
 from trainer.agent.contract.expected import Expected
 from trainer.agent.contract.expected import read as read_expected
 from trainer.agent.contract.throttle import HARDWARE, slowing
@@ -109,6 +111,13 @@ class RunData:
         """What the run was judged by; None if neither its agent nor the record has it."""
         state = self.head.state if self.head else {}
         return read_expected(state.get("expected")) or read_expected(self.record.get("expected"))
+
+    @property
+    def spent(self) -> Effective | None:
+        """Where its time went, from the lowest rank whose agent saw steps; None for an older run."""
+        states = [found for each in self.nodes if (found := effective.read(each.state.get("spent")))]
+        seen = (found for found in states if found.top is not None)
+        return next(seen, states[0] if states else effective.read(self.record.get("spent")))
 
     @property
     def began(self) -> float | None:

@@ -195,14 +195,22 @@ def _summary(runs: Sequence[RunData]) -> str:
             _number(losses[-1].loss) if losses else "",
             _number(round(median(speeds))) if speeds else "",
             _number(attempts - 1),
+            escaped(_effective(run)),
             escaped(configuration(run).get("release", "")),
         ))  # fmt: skip
     heads = (
         ("run", "Run"), ("state", "State"), ("node_count", "Nodes"), ("started", "Started"),
         ("duration", "Duration"), ("last_step", "Last step"), ("last_loss", "Last loss"),
-        ("speed", "Tokens/s (median)"), ("restarts", "Restarts"), ("release", "Release"),
+        ("speed", "Tokens/s (median)"), ("restarts", "Restarts"),
+        ("effective", "Effective training time"), ("release", "Release"),
     )  # fmt: skip
     return _table(heads, rows)
+
+
+def _effective(run: RunData) -> str:
+    """The share of training; "" if it is unknown."""
+    ratio = run.spent.ratio if run.spent is not None else None
+    return "" if ratio is None else f"{100 * ratio:.1f} %"
 
 
 def _notes(runs: Sequence[RunData]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from trainer.agent.contract import expected
+from trainer.agent.contract import effective, expected
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 LINE = 1 << 20  # characters of one line: an event with the stacks of all ranks of a node is the longest
@@ -147,6 +147,8 @@ _CHECKS: Mapping[str, Check] = {
     "copied": _copied,
     "on": _words,
     **dict.fromkeys(("bytes", "seconds"), _number),
+    "save_every": _or_null(_number),
+    "spent": _or_null(lambda value: effective.read(value) is not None),
 }
 
 

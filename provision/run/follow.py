@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import re
 import threading
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -54,6 +54,9 @@ class Follower:
         self._attempts = attempts
         self._emit = emit
         self._ends: dict[str, Event] = {}
+        self.named: Counter[str] = Counter()  # by node, how many failures that ended an attempt named it
+        self.replaced: dict[str, str] = {}  # by node, why a spare node has replaced it
+        self.spent: dict[str, Any] | None = None  # where the time of the run went, from the lowest rank that saw steps
         self.unheard: dict[str, str] = {}  # by node, why it cannot be reached; the run may still be running there
         self._failed: dict[str, tuple[str, object]] = {}  # by node, the reason and its rank
         self._started: set[str] = set()
@@ -198,9 +201,6 @@ class Follower:
             self.unheard.pop(name, None)
         self.turned.set()
 
-    def _replaced(self, _: str, event: Event) -> None:
-        self._emit(Notice(replacement(event), "warning"))
-
     def _exited(self, name: str, event: Event) -> None:
         if left := event.get("left"):
             self._emit(Notice(f"{name}: processes that could not be killed: {left}", "warning"))
@@ -211,7 +211,19 @@ class Follower:
                 self._emit(Notice(f"{name}: {how(event)}", "warning"))
 
     def _notice(self, name: str, event: Event) -> None:
+        if event.get("kind") == "restart" and name == self.members[0]:
+            self._blame((event.get("why") or {}).get("node"))
         self._emit(Notice(f"{name}: {event.get('text')}", "info" if event.get("level") == "info" else "warning"))
+
+    def _blame(self, node: object) -> None:
+        if node in self.names:
+            self.named[str(node)] += 1
+
+    def _replaced(self, name: str, event: Event) -> None:
+        self._emit(Notice(replacement(event), "warning"))
+        node = event.get("node")
+        if node in self.names and node != name:
+            self.replaced[str(node)] = str(event.get("text") or "the run continued without it")
 
     def _straggler(self, _: str, event: Event) -> None:
         self._emit(Notice(str(event.get("text")), "warning" if event.get("state") == "slow" else "info"))
@@ -233,12 +245,18 @@ class Follower:
 
     def _end(self, name: str, event: Event) -> None:
         self._over(name, event)
+        self._take_spent()
         if event.get("saved") and isinstance(event.get("step"), int):
             self.saved = event["step"]
         if event.get("state") == "failed" and name in self.members:
             why = event.get("why") or {}
             text = why.get("text") or self._why.get(name) or "failed without reporting a reason"
             self._failed.setdefault(str(why.get("node") or name), (str(text), why.get("rank")))
+
+    def _take_spent(self) -> None:
+        ends = [self._ends[name].get("spent") for name in self.names if name in self._ends]
+        known = [spent for spent in ends if isinstance(spent, dict)]
+        self.spent = next((spent for spent in known if spent.get("top") is not None), known[0] if known else None)
 
     def _gone(self, name: str, event: Event) -> None:
         self._over(name, {**event, "state": "lost"})

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from provision.run import fields
+from trainer.agent.contract import effective
+from trainer.agent.contract.effective import Effective
 from trainer.agent.contract.expected import Expected
 from trainer.agent.contract.expected import read as read_expected
 
@@ -199,6 +201,11 @@ class Run:
     def expected(self) -> Expected | None:
         """What it is judged by; None if its agent has not written it."""
         return read_expected(self.head.fields.get("expected"))
+
+    @property
+    def spent(self) -> Effective | None:
+        """Where its time went; None if its agent, an older one, has not written it."""
+        return effective.read(self.reporter.fields.get("spent"))
 
     @property
     def slow(self) -> str:

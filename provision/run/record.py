@@ -27,6 +27,8 @@ folder that only its user can read. Secrets are masked (``masking``): only the p
 ``seconds``    how long the command followed it
 ``losses``     the reported losses, in order
 ``steps``      the last reported step
+``named``      by node, how many failures of the run named it, restarts included
+``spent``      where its time went, or null (``trainer/agent/contract/effective.py``); also written by ``collect``
 ``why``        of a failed run: by node, the reason
 ``collected``  after ``collect``: ``checkpoint``, and ``began`` of the start that wrote it, from the agent's state
 =============  =====================================================================================
@@ -46,6 +48,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from provision.errors import UsageError
+from trainer.agent.contract.effective import Effective
 from trainer.agent.contract.plan import Plan
 
 FILE = "run.json"
@@ -103,10 +106,14 @@ def change(folder: Path, **values: Any) -> None:
         write(folder, {**content, **values})
 
 
-def kept(inventory: Path) -> dict[str, dict[str, Any]]:
-    """The records next to an inventory, by run id, the oldest first. Includes the runs of other inventories there."""
+def kept(inventory: Path, newest: int | None = None) -> dict[str, dict[str, Any]]:
+    """The records next to an inventory, by run id, the oldest first; with ``newest``, only so many.
+
+    Includes the runs of other inventories there.
+    """
     folder = inventory.parent / "runs"
     names = sorted(path.name for path in folder.iterdir() if path.name[0] != ".") if folder.is_dir() else []
+    names = names if newest is None else names[-newest:]
     found = {name: read(folder / name) for name in names}
     return {name: content for name, content in found.items() if content is not None}
 
@@ -184,6 +191,7 @@ class TrainResult:
         output: the path on rank 0's node.
         network: the network that NCCL used; "" if unknown.
         unsent: by path in the code folder, the bytes of git-ignored files that were not sent.
+        spent: where its time went; None if unknown, as for a detached run.
     """
 
     run: str
@@ -198,6 +206,7 @@ class TrainResult:
     output: str
     network: str = ""
     unsent: Mapping[str, int] = field(default_factory=dict)
+    spent: Effective | None = None
 
 
 def output_of(plan: Plan, folder: str) -> str:

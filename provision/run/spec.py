@@ -20,7 +20,7 @@ from provision.model import Node, Notice
 from provision.run.fields import conform
 from provision.run.job import Job
 from trainer.agent.contract.expected import Expected
-from trainer.agent.contract.plan import Copies, Plan
+from trainer.agent.contract.plan import Copies, Plan, SaveEvery
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -170,6 +170,7 @@ class RunSpec:
     spares: int = 0
     min_nodes: int | None = None
     copies: Copies = field(default_factory=Copies)
+    save: SaveEvery | None = None
 
     @property
     def active(self) -> tuple[Worker, ...]:

@@ -17,6 +17,7 @@ from provision.run import fields
 from provision.run.follow import Entry, entry, replacement
 from provision.run.found import Part, Run, of_now, pace_of, parse_runs
 from provision.run.sampled import Gpu, Process, Traffic, finite, gpus, processes, short, traffic
+from trainer.agent.contract.effective import Effective
 from trainer.agent.contract.expected import Expected
 
 POINTS = 8192  # of the curve; when they are full, every second one of the older half is dropped
@@ -82,7 +83,7 @@ class View:
     """What the screen shows.
 
     ``now`` are epoch seconds; ``left`` and ``age`` are seconds; ``missing`` are nodes of the run that did not report.
-    ``slow`` is why the run is slow as a whole, and ``expected`` what it is judged by.
+    ``slow`` is why the run is slow as a whole, and ``expected`` what it is judged by. ``spent`` is where its time went.
     """
 
     run: str
@@ -104,6 +105,7 @@ class View:
     why: str = ""
     slow: str = ""
     expected: Expected | None = None
+    spent: Effective | None = None
     nodes: tuple[NodeView, ...] = ()
     points: tuple[Point, ...] = ()
     events: tuple[Happening, ...] = ()
@@ -212,6 +214,7 @@ class Watched:
             why=_why(run),
             slow=short(run.slow),
             expected=run.expected,
+            spent=run.spent,
             nodes=tuple(_node(known, run.current(known.part), now) for known in self._all()),
             points=tuple(self._points),
             events=tuple(sorted(self._events, key=lambda event: event.time)),

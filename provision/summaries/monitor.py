@@ -69,6 +69,7 @@ def _numbers(view: View, width: int, say: Say) -> str:
     """The numbers of the training, as many as fit, the most important first."""
     step = "" if view.step is None else f"{view.step:.0f}" + (f"/{view.total:.0f}" if view.total else "")
     percent = f" ({100 * min(1.0, view.step / view.total):.0f} %)" if view.step is not None and view.total else ""
+    ratio = view.spent.ratio if view.spent is not None else None
     parts = (
         say("step {}", step) + percent if step else "",
         "" if view.loss is None else say("loss {}", f"{view.loss:.4g}"),
@@ -77,6 +78,7 @@ def _numbers(view: View, width: int, say: Say) -> str:
         "" if view.lr is None else say("lr {}", f"{view.lr:.3g}"),
         say("{} s/step", f"{view.pace:.3g}") if view.pace and view.pace >= 1 else "",
         say("{} ms/step", f"{view.pace * 1000:.3g}") if view.pace and view.pace < 1 else "",
+        "" if ratio is None else say("{} % effective", f"{100 * ratio:.0f}"),
     )
     return _fitting(parts if any(parts) else [say("no step yet")], width)
 

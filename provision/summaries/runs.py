@@ -10,6 +10,7 @@ from provision.inventory import fold
 from provision.inventory.document import printable
 from provision.output_text import Summary, duration, fold_equal, size, span
 from provision.render import words
+from provision.summaries.effective import effective_data, effective_text, interval_text
 
 if TYPE_CHECKING:
     from provision.run.found import Part, Run
@@ -50,7 +51,7 @@ def run_data(run: Run, now: float) -> dict[str, Any]:
             for key in ("checkpoint", "copied", "port", "world_size", "why", "began", "pattern")
         },
         "straggler": head.fields.get("straggler") if run.live else None,
-        **{key: head.fields.get(key) for key in ("expected", "measured")},
+        **{key: head.fields.get(key) for key in ("expected", "measured", "save_every")},
         "slow": run.slow or None,
         "networks": list(run.networks),
         "left": None if left is None else round(left, 1),
@@ -88,7 +89,8 @@ def run_output(result: RunStatus, now: float) -> Summary:
     """One run with each of its nodes."""
     run = result.run
     head = run.head
-    data = {**run_data(run, now), "unreachable": dict(result.unreachable)}
+    judged = result.judged
+    data = {**run_data(run, now), "effective": effective_data(judged), "unreachable": dict(result.unreachable)}
     about = [f"run {run.id}: {_state(run)}"]
     left = run.left()
     progress = [
@@ -106,6 +108,10 @@ def run_output(result: RunStatus, now: float) -> Summary:
     )
     excluded = head.fields.get("excluded") or {}
     about += [f"  continues without {printable(node)}: {printable(why)}" for node, why in excluded.items()]
+    about.append(f"  {effective_text(run.spent)}")
+    if (every := head.number("save_every")) and run.live:
+        about.append(f"  saves every {duration(every)} (--save-every)")
+    about += [f"  {text}" for text in ((judged.advice, interval_text(judged)) if judged else ()) if text]
     if run.networks:
         about.append(f"  network that NCCL uses: {'; '.join(run.networks)}")
     kept = {str(part.fields["kept"]): part.node for part in reversed(run.parts) if part.fields.get("kept")}
@@ -355,6 +361,7 @@ def collect_output(result: Collected) -> Summary:
         "step": result.checkpoint.step,
         "refused": dict(result.checkpoint.refused),
         "fp32": str(result.fp32) if result.fp32 else None,
+        "effective": effective_data(result.judged),
         "failed": dict(result.failed),
     }
     here = f", {result.there} were already here" if result.there else ""
@@ -363,6 +370,8 @@ def collect_output(result: Collected) -> Summary:
         lines.append(f"newest complete checkpoint: {result.folder / 'output' / result.checkpoint.name}")
     if result.fp32:
         lines.append(f"fp32 weights: {result.fp32}")
+    lines.append(effective_text(result.judged.spent if result.judged else None))
+    lines += [result.judged.advice] if result.judged and result.judged.advice else []
     return data, "\n".join(lines)
 
 
@@ -400,6 +409,7 @@ def train_output(result: TrainResult) -> Summary:
         "last_loss": result.last_loss,
         "seconds": round(result.seconds, 1),
         "network": result.network,
+        "effective": None if result.spent is None or result.spent.ratio is None else round(result.spent.ratio, 4),
         "output": result.output,
         "logs": str(result.folder),
         "unsent": [{"path": path, "bytes": size} for path, size in result.unsent.items()],
@@ -416,10 +426,12 @@ def train_output(result: TrainResult) -> Summary:
     # Without --output, the checkpoint directory and the number of steps of a script are not known.
     known = PurePosixPath(result.output).name != result.run
     steps = f"{result.steps} steps{losses}, " if result.steps is not None else ""
+    effective = f"\n{effective_text(result.spent)}" if result.spent is not None else ""
     text = (
         f"logs in {result.folder}\n"
         f"{'checkpoint' if known else 'all of the run'} in {result.nodes[0]}:{result.output}\n"
         f"trained on {fold(result.nodes)} (world size {result.world_size}): {steps}{result.seconds:.0f} s"
         + (f"; NCCL used {result.network}" if result.network else "")
+        + effective
     )
     return data, text

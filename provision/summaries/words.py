@@ -20,6 +20,7 @@ CHINESE: Mapping[str, str] = {
     "{} GPUs": "{} 个 GPU",
     "{} without an answer": "{} 个无应答",
     "{} not found": "{} 个未找到",
+    "{} % effective": "有效训练 {} %",
     "attempt {} of {}": "第 {} 次尝试,共 {} 次",
     "for {}": "已运行 {}",
     "took {}": "用时 {}",

@@ -13,7 +13,7 @@ import json
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Collection as Names
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,9 +23,10 @@ from provision.model import Node, Notice
 from provision.render import quote, render
 from provision.run import plan_name, record
 from provision.run.checkpoint import NEWEST, OFFER, Conversion, Newest, Sources, conversion, newest, sources
+from provision.run.effective import Judged
 from provision.run.record import make_private
 from provision.ssh.openssh import bulk
-from provision.tasks.runs import by_name, find, logs_folder, run_folder
+from provision.tasks.runs import RunStatus, by_name, find, logs_folder, other_failures, run_folder
 from provision.transfer.fetch import RemoteFile, fetch, lacking, list_files
 from trainer.agent.contract import offers
 from trainer.agent.contract.untrusted import UntrustedError, parse_object
@@ -87,6 +88,7 @@ class Collected:
         checkpoint: the newest complete one, if it was collected.
         fp32: the local folder of the fp32 weights.
         failed: by node name, why not everything arrived.
+        judged: where the run's time went; None if its agents were older.
     """
 
     run: str
@@ -97,6 +99,7 @@ class Collected:
     checkpoint: Newest = _NONE
     fp32: Path | None = None
     failed: Mapping[str, str] = field(default_factory=dict)
+    judged: Judged | None = None
 
 
 def collect(session: Session, word: str | None, to: Path, *, only: str | None = None, fp32: bool = False) -> Collected:
@@ -116,16 +119,20 @@ def collect(session: Session, word: str | None, to: Path, *, only: str | None = 
     if fp32 and only == "logs":
         raise UsageError("--fp32 needs the checkpoint, and --only logs skips it", hint="omit --only")
     run, found = find(session, word)
+    mine = record.folder_of(session.inventory.path, run.id)
+    if run.spent is not None:
+        record.change(mine, spent=run.spent.to_object())
     with session.stage("collect", f"Collecting {run.id}", None, "bytes") as shown:
         collection = Collection(session, run, to / run.id, found.unreachable, shown)
         collected = collection.collect(only, fp32=fp32)
-        if kept := record.read(record.folder_of(session.inventory.path, run.id)):
+        if kept := record.read(mine):
             record.write(to / run.id, kept)  # for ``report``, on machines without it
         shown.states = dict.fromkeys(collected.failed, "failed")
     if only != "logs" and run.ended and not collected.failed:  # ``runs prune`` may then remove it without a question
         mark = {"checkpoint": collected.checkpoint.name, "began": run.head.number("began")}
-        record.change(record.folder_of(session.inventory.path, run.id), collected=mark)
-    return collected
+        record.change(mine, collected=mark)
+    judged = RunStatus(run, {}, other_failures(session, run.id)).judged
+    return replace(collected, judged=judged)
 
 
 def read_offer(answer: Mapping[str, Any], node: str) -> dict[str, Any]:

@@ -20,9 +20,11 @@ from provision.inventory import fold
 from provision.model import Inventory, Node
 from provision.render import quote, render
 from provision.run import fields, plan_name, record
+from provision.run.effective import Judged, judge, observed
 from provision.run.found import NodeRuns, Part, Run, merge_runs, parse_runs
 from provision.ssh.remote import reading
 from provision.tasks.measures import clock
+from trainer.agent.contract.interval import NONE, Failures
 
 if TYPE_CHECKING:
     from provision.session import Outcome, Session
@@ -32,6 +34,7 @@ FEWEST = 8
 PARTS = 16_384  # parts of runs that all nodes list together: 4 KiB each, and as much memory on the controller
 _LIMIT = 1 << 18  # bytes that are read of a state.json, or of the end of the samples
 _DEADLINE = 30.0
+_RECORDS = 200  # of other runs, whose failures are counted
 # Seconds for an agent to end its processes (with the grace, and time for those that hang in the kernel) and verify it.
 PATIENCE = 180.0
 SAVING = 1800.0  # the same if the run saves first
@@ -233,10 +236,24 @@ def status(session: Session) -> Status:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run at one moment; ``unreachable``: nodes that did not answer and may be the run's, each with its reason."""
+    """One run at one moment.
+
+    Attributes:
+        run: the run.
+        unreachable: nodes that did not answer and may be the run's, each with its reason.
+        others: the failures of other runs that this machine has recorded.
+    """
 
     run: Run
     unreachable: Mapping[str, str]
+    others: Failures = NONE
+
+    @property
+    def judged(self) -> Judged | None:
+        """Where its time went, and when it should save; None for a run of an older agent."""
+        spent = self.run.spent
+        nodes = int(self.run.head.number("nnodes") or len(self.run.parts))
+        return None if spent is None else judge(self.run.id, spent, nodes, self.others)
 
 
 def run_status(session: Session, word: str) -> RunStatus:
@@ -247,7 +264,12 @@ def run_status(session: Session, word: str) -> RunStatus:
         NodesFailedError: no node answered.
     """
     run, found = find(session, word)
-    return RunStatus(run, found.silent(run))
+    return RunStatus(run, found.silent(run), other_failures(session, run.id))
+
+
+def other_failures(session: Session, run: str = "") -> Failures:
+    """The failures of the newest runs that this machine has recorded, without one of them."""
+    return observed(record.kept(session.inventory.path, newest=_RECORDS), without=run)
 
 
 def read_status(out: str) -> NodeStatus:

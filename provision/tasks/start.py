@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
@@ -18,12 +19,13 @@ from provision.launchers import filled
 from provision.masking import mask_plan
 from provision.model import Emit, Node
 from provision.render import render
-from provision.run import fields, plan_name, record, world_size
+from provision.run import fields, node_history, plan_name, record, world_size
 from provision.run.follow import Follower, parsed
 from provision.run.record import TrainResult, output_of
 from provision.session.streams import Pool, Stream, Streams
 from provision.stages import Stage
 from provision.tasks.runs import find_all, problems, stop_on
+from trainer.agent.contract import effective
 from trainer.agent.contract.plan import Plan
 
 if TYPE_CHECKING:
@@ -107,7 +109,8 @@ class Start:
             "who": record.author(),
             "began": record.now(),
         }
-        record.write(folder, {**described, "state": "running", "attached": True})
+        earlier = node_history.named((record.read(folder) or {}).get("named"))
+        record.write(folder, {**described, "named": earlier, "state": "running", "attached": True})
         outcome = "failed"
         shown = Stage(self.session.emit, "train", f"Training {self.run}", None, "steps")
         try:
@@ -137,6 +140,9 @@ class Start:
             state = {"ended": follower.state, "detached": "running"}.get(outcome, outcome)
             figures = {"seconds": round(seconds, 1), "losses": follower.losses, "steps": follower.steps}
             why = dict(follower.failures)
+            figures |= {"spent": follower.spent, "named": _named(earlier, follower)}
+            for name, reason in follower.replaced.items():
+                node_history.exclude(self.session.inventory.path, name, reason, self.run)
             record.write(
                 folder,
                 {
@@ -251,6 +257,7 @@ class Start:
             world_size=world_size(self.plans[: self.plans[0].nnodes]),
             seconds=seconds,
             steps=follower.steps,
+            spent=effective.read(follower.spent),
             first_loss=follower.losses[0] if follower.losses else None,
             last_loss=follower.losses[-1] if follower.losses else None,
             output=output_of(self.plans[0], str(self.about["folder"])),
@@ -264,6 +271,12 @@ class Start:
             return ""
         found = find_all(self.session, on=self.nodes, word=self.run, need_answers=False).runs
         return "; ".join(found[self.run].networks) if self.run in found else ""
+
+
+def _named(earlier: Mapping[str, int], follower: Follower) -> dict[str, int]:
+    """By node, the failures of the run that named it: before, at restarts, and at the end."""
+    ended = list(follower.failures) if follower.state == "failed" else []
+    return dict(Counter(earlier) + follower.named + Counter(ended))
 
 
 def _until(follower: Follower, following: Following) -> Callable[[], bool] | None:

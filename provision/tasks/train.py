@@ -27,15 +27,17 @@ from provision.run.expected import typed_band
 from provision.run.ignored import unsent_text
 from provision.run.preflight import preflight, to_record
 from provision.run.record import TrainResult
+from provision.run.save_every import save_every
 from provision.run.spec import VISIBLE, choose_nodes, workers
 from provision.tasks import ds_files
 from provision.tasks.expected import expect
 from provision.tasks.gate import GateOptions, GateResult, gate
 from provision.tasks.pattern import read_pattern
 from provision.tasks.resume_arg import AskResume, Place, choose_resume_arg, learn_resume_arg
-from provision.tasks.runs import run_folder
+from provision.tasks.runs import other_failures, run_folder
 from provision.tasks.start import Following, Start
 from trainer import ds_config
+from trainer.agent.contract.interval import NONE
 from trainer.agent.contract.plan import Copies, Link, Plan
 
 if TYPE_CHECKING:
@@ -81,6 +83,7 @@ class Training:
         following: how the run is followed.
         notify: the shell command for events of the run; None: the inventory's; empty: none.
         expected: what it is judged by: an earlier run, ``LOW-HIGH`` seconds per step or ``none``; None: the estimate.
+        save_every: how often it saves: ``auto`` or a time span; None: as its trainer does.
         ask_resume: asks for the arguments by which a script resumes; None: there is no terminal.
         spares: how many of the session's nodes, the last ones, only replace lost ones.
         min_nodes: with how many nodes the run may continue without spares; None: all.
@@ -96,6 +99,7 @@ class Training:
     following: Following = field(default_factory=Following)
     notify: str | None = None
     expected: str | None = None
+    save_every: str | None = None
     ask_resume: AskResume | None = None
     spares: int = 0
     min_nodes: int | None = None
@@ -136,7 +140,8 @@ def train(session: Session, asked: Training) -> TrainResult:
     with gate(session, nodes, run, files, _gate_options(session, asked, nodes)) as passed:
         asked = _resuming(session, passed, run, files, asked)
         spec = _spec(session, passed, run, files, asked)
-        spec = replace(spec, expected=expect(session, spec, asked.expected))
+        saves = save_every(asked.save_every, asked.job, files.settings, other_failures(session))
+        spec = replace(spec, expected=expect(session, spec, asked.expected), save=saves)
         launched = launch(spec)
         for notice in launched.notices:
             session.emit(notice)
@@ -230,6 +235,7 @@ def _pack(session: Session, asked: Training) -> tuple[str, RunFiles, tuple[Node,
     """The run's id, the files to send, and the nodes that the job chooses."""
     read_pattern(asked.pattern)
     typed_band(asked.expected or "")
+    save_every(asked.save_every, asked.job, {}, NONE)
     nodes = choose_nodes(asked.job, session.nodes)
     try:
         files = pack_files(asked.job, asked.zero, any_key=takes_any_key(session.inventory, asked))

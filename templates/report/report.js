@@ -9,7 +9,7 @@
     comparison: "运行对比", written: "生成工具:clusterctl", summary: "概要", differences: "差异", curves: "曲线",
     diagnosis: "诊断", attempts: "重启", nodes: "节点", configuration: "配置", events: "事件", run: "运行", state: "状态",
     node_count: "节点数", started: "开始时间", duration: "时长", last_step: "最后一步", last_loss: "最后的损失",
-    speed: "词元/秒(中位数)", restarts: "重启次数", release: "环境版本", live: "生成报告时该运行仍在进行。",
+    speed: "词元/秒(中位数)", restarts: "重启次数", effective: "有效训练时间", release: "环境版本", live: "生成报告时该运行仍在进行。",
     no_files: "以下节点没有文件:", no_numbers: "日志中没有步数和损失。", not_finite: "损失为 NaN 或无穷大的步数:",
     first_step: "首次出现在第", jumped: "运行期间以下节点的时钟发生了回退:",
     unknown: "未比较(并非每个运行都有记录):", no_difference: "没有已知差异。", likely: "最可能导致不同表现的差异排在最前。",

@@ -61,6 +61,7 @@ class Runs:
         ends = [part.wait_end(seconds) for part in self.parts]
         for end in ends:
             del end["time"], end["step"]
+            end.pop("spent", None)  # each node has its own
         assert all(end == ends[0] for end in ends), ends
         return ends[0]
 

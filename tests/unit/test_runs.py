@@ -312,17 +312,31 @@ def test_one_run_is_shown_with_each_of_its_nodes():
     )
     data, text = run_output(RunStatus(run["r1"], {"node02": "no route"}), 1065.0)
     lines = text.splitlines()
-    assert lines[:4] == [
+    assert lines[:5] == [
         "run r1: running, training",
         "  step 40/120, loss 1.25, attempt 2 of 4, from checkpoint-40",
         "  started 1 min 05 s ago by alice",
+        "  effective training time unknown: the agent of an older version started this run",
         "  why: node02, rank 1: CUDA out of memory",
     ]
-    assert lines[5].split() == [
+    assert lines[6].split() == [
         *("node01", "0", "running", "training", "40/120", "2", "55-97", "%", "90", "%", "8.0", "GB", "21.0", "GB/s")
     ]
-    assert lines[6:] == ["node02: no answer: no route", "clusterctl logs -f r1, clusterctl stop r1"]
+    assert lines[7:] == ["node02: no answer: no route", "clusterctl logs -f r1, clusterctl stop r1"]
     assert data["parts"]["node01"]["sample"]["rss"] == 8_000_000_000
+
+
+def test_a_run_shows_where_its_time_went_and_when_to_save():
+    spent = {"version": 1, "training": 900.0, "repeating": 80.0, "saving": 20.0, "saves": 10, "restarts": 2}
+    run = runs_of(("node01", answer(printed(spent=spent | {"failures": 2, "top": 90}, save_every=240.0))))["r1"]
+    data, text = run_output(RunStatus(run, {}), 1065.0)
+    assert "  effective training time 90.0 % of 16 min 40 s: repeating 8.0 %, saving 2.0 %" in text.splitlines()
+    assert "  saves every 4 min 00 s (--save-every)" in text.splitlines()
+    assert "best saved every" in text
+    assert data["effective"]["ratio"] == 0.9
+    assert "clusterctl diagnose r1" in data["effective"]["advice"] or "a save every" in data["effective"]["advice"]
+    hostile = runs_of(("node01", answer(printed(spent=spent | {"training": 1e300}))))["r1"]
+    assert "effective training time unknown" in run_output(RunStatus(hostile, {}), 1065.0)[1]
 
 
 # --- stopped -------------------------------------------------------------------------------------

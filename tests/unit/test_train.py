@@ -225,6 +225,7 @@ def test_a_failed_run_reports_the_place_and_the_next_command(go, inventory):
     assert "clusterctl diagnose r1" in caught.value.hint
     assert "clusterctl resume r1" in caught.value.hint
     assert record(inventory)["why"] == caught.value.reasons
+    assert record(inventory)["named"] == {"node02": 1}
 
 
 def test_unreachable_run_may_still_be_running(go, inventory):

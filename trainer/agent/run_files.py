@@ -9,12 +9,12 @@ there is room again. Log lines that would fill the disk are dropped too; ``run.l
 
 Other processes see and stop the run by ``state.json``, the lock and the stop request. ``state.json`` holds ``run node
 node_rank nnodes members excluded hub state phase step total loss attempt attempts checkpoint port why left saved
-resumable pattern world_size uid began time copied expected slow full measured`` (``copied``: ``keeping/keeper.py``, the
-last four: ``pace.py``) and the agent's processes: ``pid`` and ``start`` (field 22 of /proc/PID/stat) of the supervisor,
-``guard`` and ``guard_start`` of its guard, and ``boot_id``. ``node_rank`` is the node's position in the plan's roster.
-``members`` are the nodes of the newest attempt in the order of their ranks, ``excluded`` has by node why the run
-continues without it, and ``hub`` is the position of the link's hub. ``state`` is one of starting, meeting, spare,
-running, ending, finished, failed, stopped; the last three are final.
+resumable pattern world_size uid began time copied expected slow full measured spent`` (``copied``:
+``keeping/keeper.py``, the last five: ``pace.py``, ``account.py``) and the agent's processes: ``pid`` and ``start``
+(field 22 of /proc/PID/stat) of the supervisor, ``guard`` and ``guard_start`` of its guard, and ``boot_id``.
+``node_rank`` is the node's position in the plan's roster. ``members`` are the nodes of the newest attempt in the order
+of their ranks, ``excluded`` has by node why the run continues without it, and ``hub`` is the position of the link's
+hub. ``state`` is one of starting, meeting, spare, running, ending, finished, failed, stopped; the last three are final.
 """
 
 from __future__ import annotations
@@ -127,12 +127,13 @@ class Events:
     """Writes the events.
 
     ``attempt`` is part of every event; ``echo`` is a descriptor that gets a copy. ``listener`` gets each event as an
-    object, but no log lines and progress.
+    object, but no log lines and progress. ``account`` gets all but log lines, and returns fields to add to the event.
     """
 
     def __init__(self, logs: Path, echo: Optional[int] = None) -> None:
         self.attempt = 0
         self.listener: Optional[Callable[[Dict[str, Any]], None]] = None
+        self.account: Optional[Callable[[Dict[str, Any]], Dict[str, Any]]] = None
         self._fd = os.open(logs / EVENTS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._echo = echo
         self._kept: Deque[bytes] = collections.deque(maxlen=KEPT)
@@ -148,6 +149,8 @@ class Events:
     def emit(self, event: str, **fields: Any) -> None:
         """Write one event."""
         record = self._record(event, fields)
+        if self.account is not None and event != "log":
+            record.update(self.account(record))
         data = _line(record)
         if event == "log" and not self._has_room(len(data)):
             self._dropped += 1
@@ -227,10 +230,14 @@ def start_time(pid: int) -> str:
 
 
 class State:
-    """The state of a run on this node. Every change is written at once, except progress: every few seconds."""
+    """The state of a run on this node. Every change is written at once, except progress: every few seconds.
+
+    ``account`` returns the account of the run's time, which is written with every change.
+    """
 
     def __init__(self, logs: Path, **fields: Any) -> None:
         self.fields: Dict[str, Any] = dict(fields, boot_id=boot_id(), uid=os.getuid(), began=round(time.time(), 3))
+        self.account: Optional[Callable[[], Dict[str, Any]]] = None
         self._path = logs / STATE
         self._saved = 0.0
         self._stale = False
@@ -259,6 +266,8 @@ class State:
         self._saved = time.monotonic()
         self._stale = False
         self.fields["time"] = round(time.time(), 3)
+        if self.account is not None:
+            self.fields["spent"] = self.account()
         data = json.dumps(self.fields, sort_keys=True).encode()
         data += b" " * (-(len(data) + 1) % BLOCK) + b"\n"
         fresh = self._path.with_name(".%s.%d" % (STATE, os.getpid()))

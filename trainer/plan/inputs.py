@@ -25,6 +25,8 @@ BOUNDS: Mapping[str, Bound] = MappingProxyType({
     "--efficiency": Bound(low=0.01, high=1),
     "--host-memory": Bound(low=0, high=1_000_000),
     "--cores": Bound(low=1, high=100_000),
+    "--disk": Bound(low=0.001, high=10_000),
+    "--failures": Bound(low=0.0001, high=100_000),
 })  # fmt: skip
 """The range of every number, by its option."""
 
@@ -41,6 +43,8 @@ class Cluster:
         link: bus bandwidth between nodes, GB/s, as ``bench nccl`` measures it.
         host: memory of a node in GiB; None if unknown.
         cores: per node; None if unknown.
+        disk: GB/s at which a node writes checkpoints.
+        failures: failures per 1,000 node hours; None: the published rate.
     """
 
     nodes: int
@@ -50,6 +54,8 @@ class Cluster:
     link: float = 25.0
     host: Optional[float] = None
     cores: Optional[int] = None
+    disk: float = 1.0
+    failures: Optional[float] = None
 
     @property
     def world(self) -> int:
@@ -185,6 +191,8 @@ def check(training: Training, cluster: Cluster) -> None:
         ("--link", cluster.link),
         ("--host-memory", cluster.host),
         ("--cores", cluster.cores),
+        ("--disk", cluster.disk),
+        ("--failures", cluster.failures),
         ("--seq", training.seq),
         ("--global-batch", training.global_batch),
         ("--lora-rank", training.rank),

@@ -13,6 +13,7 @@ from trainer.ds_config import Request, make
 from trainer.plan.inputs import GIB, Cluster, Setup, Training, accumulation
 from trainer.plan.models import MODELS
 from trainer.plan.plan import Plan
+from trainer.plan.saves import saves
 from trainer.plan.search import Option
 from trainer.plan.shape import PlanError, Shape
 
@@ -168,6 +169,7 @@ def data(plan: Plan) -> Dict[str, Any]:
         "ladder": asdict(plan.ladder),
         "no_cures": [{"what": what, "does": does} for what, does in plan.no_cures],
         "advice": list(plan.advice),
+        "saves": asdict(saves(training, cluster)),
     }
 
 

@@ -9,6 +9,7 @@ from typing import Iterator, Optional, Tuple
 from trainer.plan.inputs import GIB, Cluster, Training, accumulation, check
 from trainer.plan.ladder import Ladder, ladder, no_cures
 from trainer.plan.memory import loading_memory
+from trainer.plan.saves import describe, saves
 from trainer.plan.search import Option, chunks, nearest, pick, survey
 from trainer.plan.shape import PlanError
 
@@ -138,6 +139,8 @@ def _advice(training: Training, cluster: Cluster, best: Optional[Option]) -> Ite
         yield f"{cluster.gpu.name} does not support bf16: use fp16 with a dynamic loss scale; watch for skipped steps"
     if cluster.cores is None:
         yield "--cores N sets preprocessing_num_workers to half of a node's cores (clusterctl run nproc shows them)"
+    if best is not None:
+        yield describe(saves(training, cluster), cluster)
     if best is not None and best.setup.micro_batch > 1 and accumulation(training, cluster, best.setup) == 1:
         yield "no accumulation needed: every pass is an optimizer step"
 

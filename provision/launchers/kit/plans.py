@@ -234,6 +234,7 @@ def node_plan(spec: RunSpec, rank: int, launcher: str, command: Command, resumes
         notify=spec.notify,
         expected=spec.expected,
         copies=None if resumes is None else spec.copies,
+        save=spec.save,
     )
 
 

@@ -155,6 +155,22 @@ class Copies(NamedTuple):
     memory: bool = False
 
 
+class SaveEvery(NamedTuple):
+    """How often the run saves, see ``saves.py``.
+
+    Attributes:
+        seconds: the interval; None: the best one.
+        failures: observed failures of other runs.
+        node_hours: the hours of nodes in which they were observed.
+        argument: what sets the interval at the start of an attempt, with ``{steps}``; "": the trainer saves on SIGUSR2.
+    """
+
+    seconds: Optional[float] = None
+    failures: float = 0.0
+    node_hours: float = 0.0
+    argument: str = ""
+
+
 class Plan(NamedTuple):
     """Everything that an agent needs. Relative paths are relative to the folder of the plan.
 
@@ -189,13 +205,15 @@ class Plan(NamedTuple):
         resuming: whether to start from the newest complete checkpoint.
         none_ok: when resuming without any checkpoint, start from the beginning.
         restarts: how often a failed attempt is repeated.
-        backoff: seconds before the first repetition, doubled each time, at most 60.
+        backoff: seconds before the first repetition, doubled each time, at most 60. After a long attempt it starts
+            again.
         save_patience: seconds that a stop leaves for saving.
         prefix: the path of the release.
         textfile: the folder of node_exporter's textfile collector, see ``textfile.py``.
         notify: the shell command that runs when something happens to the run, see ``notify.py``.
         expected: what the run is judged by, see ``expected.py``; None: nothing is expected.
         copies: how checkpoints are copied; None: they are not.
+        save: how often the run saves; None: as its trainer does.
     """
 
     run: str
@@ -232,6 +250,7 @@ class Plan(NamedTuple):
     notify: Optional[str] = None
     expected: Optional[Expected] = None
     copies: Optional[Copies] = None
+    save: Optional[SaveEvery] = None
 
     @property
     def attempts(self) -> int:
@@ -294,13 +313,13 @@ class Plan(NamedTuple):
         """Whether the environment has a place for the interface."""
         return any(value.lstrip("=") == INTERFACE for value in self.env.values())
 
-    def pause(self, attempt: int) -> float:
-        """Seconds to wait after a failed attempt."""
-        return min(BACKOFF_LIMIT, self.backoff * 2.0 ** min(attempt - 1, 16))
+    def pause(self, failures: int) -> float:
+        """Seconds to wait after so many failed attempts in a row."""
+        return min(BACKOFF_LIMIT, self.backoff * 2.0 ** min(failures - 1, 16))
 
     def to_object(self) -> Dict[str, Any]:
         """The plan as plain JSON values."""
-        named = (("link", self.link), ("resume", self.resume), ("copies", self.copies))
+        named = (("link", self.link), ("resume", self.resume), ("copies", self.copies), ("save", self.save))
         parts = {key: part._asdict() if part is not None else None for key, part in named}
         band = self.expected and self.expected.to_object()
         return dict(self._asdict(), version=VERSION, hang=self.hang._asdict(), expected=band, **parts)
@@ -487,6 +506,12 @@ _PLAN: Dict[str, Reader] = dict(
     resume=_or_null(_part(Resume, {"output": _text, "argv": _texts, "env": _variables, "known": _flag})),
     expected=_or_null(_band),
     copies=_or_null(_part(Copies, _COPIES)),
+    save=_or_null(
+        _part(
+            SaveEvery,
+            {"seconds": _or_null(_seconds), "failures": _seconds, "node_hours": _seconds, "argument": _text},
+        )
+    ),
     **dict.fromkeys(("run", "node", "launcher", "prefix", "cwd", "logs", "rank_logs"), _text),
     **dict.fromkeys(("progress", "pattern", "textfile", "notify"), _or_null(_text)),
     **dict.fromkeys(("unset", "private"), _texts),

@@ -23,6 +23,7 @@ from ..pace import Pace
 from ..processes import NODE, RUN, describe_status, die_with_parent, reap, send, signal_of, stat_of
 from ..rounds import Stragglers
 from ..run_files import Events, NodePlan, State
+from ..saves import Saves, known_account, save_argument
 from ..silence import SAVING
 from ..textfile import Textfile
 from ..tracker import HURRY, Death, Ending, Group, ProcessTracker, end_all
@@ -119,6 +120,7 @@ class Attempt:
         self._stragglers = Stragglers(plan, self._tracker, control, events, state)
         self._metrics = Metrics(plan, control, events, textfile)
         self._pace = Pace(plan, events, state)
+        self._saver = Saves(plan, self._watch, self._tracker, events, state)
         self._keeper: Optional[Keeper] = None
         self._memory: Optional[Memory] = None
         if plan.data.copies is not None and (plan.data.link is not None or plan.data.copies.memory):
@@ -158,7 +160,8 @@ class Attempt:
                 self._output = Output(seen, self._events, *take, start=self._decision.get("step") or 0)
                 stack.callback(self._output.close)
                 self._group.make()
-                command = self._command = start_command(seen, self._decision, self._group)
+                extra = save_argument(self._plan.data, known_account(self._state))
+                command = self._command = start_command(seen, self._decision, self._group, extra)
             except (OSError, ValueError, TypeError, subprocess.SubprocessError) as error:
                 end_all(self._tracker, SHORT_GRACE)  # other ranks may have been started
                 why = "%s: %s" % (type(error).__name__, error)
@@ -238,6 +241,8 @@ class Attempt:
             self._pace.sample(sample)
             if self._keeper is not None:
                 self._keeper.look()
+            if self._saving is None:
+                self._saver.look(now)
         self._phase()
         self._state.refresh(now)
 
@@ -266,6 +271,8 @@ class Attempt:
 
     def _line(self, rank: Optional[int], text: str) -> None:
         self._watch.line(rank, text, time.monotonic())
+        if self._watch.saves != self._saves:
+            self._phase()  # at once, so that it comes before the steps that the save delays
 
     def _reading(self, rank: Optional[int], reading: Reading) -> None:
         self._watch.reading(rank, reading, time.monotonic())
@@ -376,8 +383,10 @@ def environment(plan: Plan, env: Dict[str, str], inherited: Dict[str, str]) -> D
     return {**clean, **env, RUN: plan.run, NODE: plan.node}
 
 
-def with_checkpoint(plan: NodePlan, decision: Dict[str, Any]) -> Tuple[List[str], Dict[str, str]]:
-    """The arguments and variables of one attempt, whose plan is filled in, with its checkpoint.
+def with_checkpoint(
+    plan: NodePlan, decision: Dict[str, Any], extra: Optional[str] = None
+) -> Tuple[List[str], Dict[str, str]]:
+    """The arguments and variables of one attempt (its plan is filled in), with its checkpoint and ``extra`` argument.
 
     Raises:
         ValueError: the program needs the checkpoint's step, and it has none.
@@ -389,7 +398,7 @@ def with_checkpoint(plan: NodePlan, decision: Dict[str, Any]) -> Tuple[List[str]
         resume = plan.data.resume.filled(path, decision.get("step"))
         argv += resume.argv
         env.update(resume.env)
-    return argv, env
+    return argv + ([extra] if extra else []), env
 
 
 def with_output(plan: NodePlan, folder: Optional[Path]) -> NodePlan:
@@ -415,13 +424,14 @@ def make_private(path: Path) -> None:
         raise PermissionError("%s is not a folder that only this user may write; remove it" % path)
 
 
-def start_command(plan: NodePlan, decision: Dict[str, Any], group: Group) -> Command:
+def start_command(plan: NodePlan, decision: Dict[str, Any], group: Group, extra: Optional[str] = None) -> Command:
     """Start the command for one attempt.
 
     Args:
         plan: the plan.
         decision: the hub's decision on the attempt: its ``checkpoint`` and ``step``.
         group: the cgroup that the processes enter.
+        extra: an argument of this attempt, see ``saves.py``.
 
     Raises:
         OSError, ValueError, TypeError: a process cannot be started. Others may have been.
@@ -429,7 +439,7 @@ def start_command(plan: NodePlan, decision: Dict[str, Any], group: Group) -> Com
     for folder in plan.data.private:
         make_private(Path(folder))
     plan.rank_logs.mkdir(parents=True, exist_ok=True)
-    argv, variables = with_checkpoint(plan, decision)
+    argv, variables = with_checkpoint(plan, decision, extra)
     env = environment(plan.data, variables, dict(os.environ))
     prepare: List[Callable[[], None]] = [group.preexec(), die_with_parent()]
 

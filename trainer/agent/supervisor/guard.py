@@ -65,9 +65,11 @@ def _supervise(
 ) -> int:
     """The supervisor's process, from the fork to its exit code."""
     try:
+        from .spent import keep_account  # noqa: PLC0415
         from .supervisor import Supervisor  # noqa: PLC0415
 
         events = Events(plan.logs, echo)
+        before = read_state(plan.logs)  # of an earlier start
         state = State(
             plan.logs,
             run=plan.run,
@@ -93,6 +95,7 @@ def _supervise(
             **_who(os.getpid(), guard),
         )
         at = events.size()
+        keep_account(events, state, before)
         state.set(state="starting")
         ready({"started": True, "pid": os.getpid(), "guard": guard, "at": at})
         if notice:
@@ -219,7 +222,8 @@ def finish(
     events.attempt = int(known.get("attempt") or 1)
     outcome: Dict[str, Any] = {"rc": None, "signal": None, "stopped": state == "stopped"}
     events.emit("exit", **outcome, **({"left": left} if left else {}))
-    events.emit("end", state=state, why=why, step=known.get("step"), saved=False)
+    spent = {"spent": known["spent"]} if "spent" in known else {}
+    events.emit("end", state=state, why=why, step=known.get("step"), saved=False, **spent)
     events.close()
     written = State(plan.logs, **{key: value for key, value in known.items() if key not in _FRESH})
     written.fields["began"] = known.get("began")

@@ -40,6 +40,7 @@ from .decisions import (
 MEET = 180.0  # seconds in which all agents must meet to start an attempt
 SLACK = 15.0  # seconds that a meeting waits beyond the time that ending processes may take
 FOREVER = 10 * 365 * 86400.0  # for a node that has finished, while the others are running
+STEADY = 120.0  # seconds of an attempt after which its failure counts as the first one again
 RELAY = 2.0  # seconds in which the hub's decision arrives
 SILENT = 10.0  # seconds of silence after which a node is lost, once the attempt has failed
 ELECTION = 10.0  # seconds for an election at least; twice ``lost_after`` if that is longer
@@ -102,27 +103,30 @@ class Supervisor:
             self._events.emit("notice", text="checkpoints in RAM could not be moved to the disk: %s" % error)
 
     def _attempts(self) -> Dict[str, Any]:
-        number = 1
+        number, failures = 1, 0
         while True:
             self._events.attempt = number
             self._control.begin()
             if self._survives:
                 self._control.members = set()  # the meeting decides who takes part
-            verdict = (self._pause() if number > 1 else None) or self._attempt(number)
+            verdict = self._pause(failures)
+            started = time.monotonic()
+            verdict = verdict or self._attempt(number)
             if verdict["state"] != AGAIN:
                 return verdict
             if number > self._plan.data.attempts + len(self._roster.names) + MORE:
                 return dict(verdict, state=FAILED)
             self._replaces = bool(verdict.get("replaces"))
             self._restarted += not self._replaces
+            failures = 0 if self._replaces else failures_in_row(failures, time.monotonic() - started)
             of = "" if self._survives else " of %d" % self._plan.data.attempts
             text = "attempt %d%s failed: %s" % (number, of, describe_reason(verdict["why"]))
             self._events.emit("notice", kind=RESTART, text=text, why=verdict["why"])
             number += 1
 
-    def _pause(self) -> Optional[Dict[str, Any]]:
-        """Pause before a restart. Returns a verdict when a stop or a failure comes first."""
-        until = time.monotonic() + (0.0 if self._replaces else self._plan.data.pause(self._restarted))
+    def _pause(self, failures: int) -> Optional[Dict[str, Any]]:
+        """Pause after quick ``failures`` in a row. Returns a verdict when a stop or a failure comes first."""
+        until = time.monotonic() + (self._plan.data.pause(failures) if failures else 0.0)
         while not self._control.over() and time.monotonic() < until:
             self._control.wait(until - time.monotonic())
         return self._alone({}) if self._control.over() and not self._survives else None
@@ -229,6 +233,8 @@ class Supervisor:
                 return {"skip": True}
             if ready:
                 about = {"checkpoint": decision["checkpoint"], "port": decision["port"]}
+                about.update({"began": self._state.fields["began"]} if number == 1 else {})
+                about.update({"step": decision["step"]} if decision.get("step") is not None else {})
                 self._events.emit("attempt", **about, nodes=list(self._roster.nodes))
                 return decision
             topic += READY + 1
@@ -431,6 +437,11 @@ class Supervisor:
         known = {} if step is None else {"step": step}  # else the last step that was read stays
         self._state.set(state=verdict["state"], why=why, saved=saved is not None, **known)
         return 0 if verdict["state"] == "finished" else 1
+
+
+def failures_in_row(before: int, seconds: float) -> int:
+    """How many attempts in a row have failed quickly, after one that took ``seconds``."""
+    return 1 if seconds >= STEADY else before + 1
 
 
 def describe_reason(why: Optional[Dict[str, Any]]) -> str:
