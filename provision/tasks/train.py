@@ -28,13 +28,14 @@ from provision.run.ignored import unsent_text
 from provision.run.preflight import preflight, to_record
 from provision.run.record import TrainResult
 from provision.run.spec import VISIBLE, choose_nodes, workers
-from provision.tasks import ds_files
+from provision.tasks import ds_files, slurm
 from provision.tasks.expected import expect
 from provision.tasks.gate import GateOptions, GateResult, gate
 from provision.tasks.pattern import read_pattern
 from provision.tasks.resume_arg import AskResume, Place, choose_resume_arg, learn_resume_arg
 from provision.tasks.runs import run_folder
-from provision.tasks.start import Following, Start
+from provision.tasks.slurm import On, Reserved
+from provision.tasks.start import Following
 from trainer import ds_config
 from trainer.agent.contract.plan import Link, Plan
 
@@ -80,6 +81,7 @@ class Training:
         notify: the shell command for events of the run; None: the inventory's; empty: none.
         expected: what it is judged by: an earlier run, ``LOW-HIGH`` seconds per step or ``none``; None: the estimate.
         ask_resume: asks for the arguments by which a script resumes; None: there is no terminal.
+        on: how Slurm starts it; None: without Slurm.
     """
 
     job: Job
@@ -93,6 +95,7 @@ class Training:
     notify: str | None = None
     expected: str | None = None
     ask_resume: AskResume | None = None
+    on: On | None = None
 
 
 def find_config(inventory: Inventory) -> Path:
@@ -124,9 +127,23 @@ def train(session: Session, asked: Training) -> TrainResult:
         RunFailedError: the run failed; every node was stopped.
         InterruptedByUser: it was stopped, by Ctrl-C or by another command.
     """
+    chosen = (
+        None
+        if asked.on is None
+        else slurm.choose(session, session.nodes, asked.on, asked.gate.asked, asked.job.per_node)
+    )
+    if chosen is not None:
+        session.nodes = chosen.nodes
     run, files, nodes = _pack(session, asked)
     for text in (*files.notices, *([unsent_text(files.unsent)] if files.unsent else ())):
         session.emit(Notice(text))
+    with slurm.reserve(session, run, nodes, asked.on, chosen) as reserved:
+        return _train(session, asked, run, files, reserved)
+
+
+def _train(session: Session, asked: Training, run: str, files: RunFiles, reserved: Reserved) -> TrainResult:
+    """Train on nodes that the run may use."""
+    nodes = reserved.nodes
     with gate(session, nodes, run, files, _gate_options(session, asked, nodes)) as passed:
         asked = _resuming(session, passed, run, files, asked)
         spec = _spec(session, passed, run, files, asked)
@@ -148,7 +165,7 @@ def train(session: Session, asked: Training) -> TrainResult:
             **started_on({node.name: passed.answers[node.name].facts for node in passed.nodes}),
             "preflight": to_record(preflight(passed.findings, passed.dropped)),
         }
-    return Start(session, passed.nodes, run, plans, about).follow(asked.following)
+    return reserved.start(passed.nodes, run, plans, about, asked.following)
 
 
 def dry_run(session: Session, asked: Training) -> tuple[RunSpec, Launch, RunFiles]:

@@ -111,7 +111,7 @@ class Control:
         with contextlib.suppress(BlockingIOError):
             numbers = set(os.read(self._wake, 4096))
         for number in numbers & set(STOPPING):
-            self.request_stop(Stop(False, "signal %s" % signal.Signals(number).name))
+            self.request_stop(Stop(False, "signal %s%s" % (signal.Signals(number).name, _slurm_job())))
         if signal.SIGUSR1 in numbers:
             request = read_request(self._plan.logs)
             if request is not None:
@@ -213,6 +213,12 @@ class Control:
         self._event_counts[node] = self._event_counts.get(node, 0) + 1
         if self._event_counts[node] <= PEER_EVENTS:
             self._events.emit("peer", node=node, state=kind, text=text)
+
+
+def _slurm_job() -> str:
+    """The Slurm job that this process is part of, which ends its processes by signals."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    return " of Slurm job %s" % job[: DIGITS * 2] if job else ""
 
 
 def _text(value: Any, most: int = TEXT) -> str:
