@@ -16,6 +16,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from ..run_files import Events, NodePlan, read_request
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ECHO = 1.0  # seconds between the SIGTERM of a rank and that of its agent
 LOST_AFTER = 60.0  # seconds of silence, where the plan has no limit
 
 # Limits for other agents' messages:
@@ -93,6 +94,15 @@ class Control:
             ready = selector.select(max(0.0, seconds))
         self.take()
         return bool(ready)
+
+    def wait_for_stop(self) -> None:
+        """Wait a moment for a stop.
+
+        Slurm and a shutdown send SIGTERM to every process, and a rank may die of it before this process takes its own.
+        """
+        until = time.monotonic() + ECHO
+        while not self.over() and time.monotonic() < until:
+            self.wait(until - time.monotonic())
 
     def begin(self) -> None:
         """Start a new attempt: forget the last one's failure."""
