@@ -16,6 +16,7 @@ ROOT = "/opt/lab"
 # One rank that saves a checkpoint when it is asked to end.
 SAVES = """\
 import signal, sys, time
+from pathlib import Path
 from steps import save
 
 def end(*_):
@@ -126,6 +127,13 @@ def test_a_job_trains_to_the_end(lab):
     assert fields["OverSubscribe"] == "NO"
 
 
+def test_a_failed_rank_ends_the_job(lab):
+    done = lab.run("train", "--on", "slurm", "--nodes", "1", *PLAIN_STEPS, "--fail-at", "2", rc=6)
+    assert "CUDA out of memory" in done.stderr
+    lab.no_jobs()
+    assert lab.slurm.job(lab.job(lab.newest))["JobState"] == "FAILED"
+
+
 def test_status_logs_stop_and_resume_are_the_same_as_without_slurm(lab):
     run, _ = lab.detached("--on", "slurm", *PLAIN_STEPS, "--steps", "3000", "--save-every", "10")
     lab.until_saved(run)
@@ -193,7 +201,7 @@ def test_the_run_saves_before_its_time_is_over(lab):
     run, _ = lab.detached("--on", "slurm", "--nodes", "1", *PLAIN_STEPS[:-2], "--output", "out", "code/saves.py")
     job = lab.job(run)
     assert lab.slurm.on(f"scontrol show job {job}").count("node01")
-    wait_until(lambda: "step 3" in lab.run("logs", run).stdout, "it did not train", 30)
+    wait_until(lambda: "step 3" in lab.run("logs", run).stdout, "it did not train", 60)
     lab.slurm.on(f"scancel --batch --signal=USR1 {job}")  # as Slurm does, --signal=B:USR1@120
     lab.no_jobs()
     assert lab.state(run) == "stopped"
