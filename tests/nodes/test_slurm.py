@@ -128,8 +128,10 @@ def test_a_job_trains_to_the_end(lab):
 
 
 def test_a_failed_rank_ends_the_job(lab):
-    done = lab.run("train", "--on", "slurm", "--nodes", "1", *PLAIN_STEPS, "--fail-at", "2", rc=6)
-    assert "CUDA out of memory" in done.stderr
+    (lab.folder / "code/fails.py").write_text("raise SystemExit(7)")
+    done = lab.run("train", "--on", "slurm", "--nodes", "1", *PLAIN_STEPS[:-2], "code/fails.py", rc=6)
+    assert "rank 0 exited with code 7" in done.stderr
+    assert "requeued" not in done.stderr
     lab.no_jobs()
     assert lab.slurm.job(lab.job(lab.newest))["JobState"] == "FAILED"
 

@@ -241,7 +241,7 @@ class Attempt:
 
     def _look_for_stop(self, status: int) -> None:
         """Attribute a failed process to a stop that arrives with its death, see ``Control.wait_for_stop``."""
-        if signal_of(status) == "SIGTERM":
+        if signal_of(status) == "SIGTERM" or (status and "SLURM_JOB_ID" in os.environ):
             self._control.wait_for_stop()
         if status and self._control.stop is not None and self._control.failure is None:
             self._stopped = True

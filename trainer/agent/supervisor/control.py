@@ -99,6 +99,7 @@ class Control:
         """Wait a moment for a stop.
 
         Slurm and a shutdown send SIGTERM to every process, and a rank may die of it before this process takes its own.
+        Launchers, which get it too, end with other codes.
         """
         until = time.monotonic() + ECHO
         while not self.over() and time.monotonic() < until:
