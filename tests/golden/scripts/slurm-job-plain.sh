@@ -15,8 +15,7 @@ cc_save() { # the job's time is almost over
         "$cc_release/bin/python" -IS "$cc_run/agent" stop --save --who 'Slurm: the time of the job is almost over' \
             "$cc_run/$cc_plan" </dev/null &
 }
-trap cc_save USR1
-trap : TERM # the agents get it too; this waits for them
+trap : TERM USR1 # the agents get SIGTERM too; this waits for them
 # One agent on each node, as a step of the job: Slurm counts and ends what it starts.
 cc_restart=${SLURM_RESTART_COUNT:-0}
 srun '--nodes=2' '--ntasks=2' '--ntasks-per-node=1' '--cpu-bind=none' '--mem=0' '--input=none' '--kill-on-bad-exit=0' '--wait=0' '--gpus-per-node=8' sh -c 'read -r cc_plan <"$1/slurm/node-$SLURMD_NODENAME" && read -r cc_release <"$1/release" ||
@@ -27,9 +26,11 @@ exec "$cc_release/bin/python" -IS "$cc_run/agent" run "$@" "$cc_run/$cc_plan" >/
 ' clusterctl /opt/llm/runs/20261127-101500-sft-1a2b "$cc_restart" &
 cc_srun=$!
 
+trap cc_save USR1 # not before: it starts a process, whose pid is in $! then
 while :; do
     wait "$cc_srun"
     cc_rc=$?
-    kill -0 "$cc_srun" 2>/dev/null || break # else a signal has ended the wait
+    [ "$cc_rc" -gt 128 ] || break # else a signal has ended the wait, or srun
+    kill -0 "$cc_srun" 2>/dev/null || { wait "$cc_srun"; cc_rc=$?; break; }
 done
 exit "$cc_rc"
