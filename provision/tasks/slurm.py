@@ -162,7 +162,7 @@ def started_with(session: Session, run: str, node: Node) -> tuple[Options | None
     None for a run that Slurm did not start.
     """
     folder = quote(f"{run_folder(session.inventory, run)}/slurm")
-    script = f"head -c 64 -- {folder}/job 2>/dev/null; echo; head -c 65536 -- {folder}/options 2>/dev/null"
+    script = f"head -c 64 -- {folder}/job 2>/dev/null; echo; head -c 65536 -- {folder}/options 2>/dev/null; true"
     job, _, text = session.output(node, script, deadline=_DEADLINE).lstrip().partition("\n")
     return (slurm.read_options(text.strip()), job.strip()) if slurm.read_submitted(job) else None
 
@@ -215,7 +215,7 @@ class _SlurmStart(Start):
         handed = session.each(hand, on=self.nodes, limit=len(self.nodes), changes=True)
         self.refuse_failed(handed)
         if reserved.on.allocation is None:
-            go = f": >{quote(f'{there}/slurm/go')}"
+            go = f"echo {quote(reserved.job)} >{quote(f'{there}/slurm/go')}"
             self.refuse_failed(session.each(lambda node: session.output(node, go, deadline=_DEADLINE), on=self.nodes))
         else:
             used = [names[node.name] for node in self.nodes]

@@ -142,7 +142,9 @@ def test_status_logs_stop_and_resume_are_the_same_as_without_slurm(lab):
     job = lab.job(run)
     assert lab.slurm.jobs() == {job: "RUNNING"}
     for node in lab.slurm.nodes:  # the agents are processes of the job, on every node
-        pids = lab.slurm.on("pgrep -f 'agent run' | while read p; do ps -o args= -p $(ps -o ppid= -p $p); done", node)
+        pids = lab.slurm.on(
+            "pgrep -f '[a]gent run' | while read p; do ps -o args= -p $(ps -o ppid= -p $p); done", node, False
+        )
         assert "slurmstepd" in pids
     assert lab.state(run) == "running"
     assert "step 10 " in lab.run("logs", run).stdout
@@ -158,6 +160,10 @@ def test_status_logs_stop_and_resume_are_the_same_as_without_slurm(lab):
     lab.no_jobs()
     assert lab.state(run) == "stopped"
     assert any(f"signal SIGTERM of Slurm job {lab.job(run)}" in str(event.get("text")) for event in lab.events(run))
+    lab.run("resume", "--detach", run)  # scancel leaves the files of the last job
+    assert len(lab.attempts(run)) == 3
+    assert re.fullmatch(r"checkpoint-\d+", lab.attempts(run)[-1])
+    lab.run("stop", run)
 
 
 def test_a_requeued_job_resumes_the_run_without_the_controller(lab):

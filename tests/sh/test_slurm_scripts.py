@@ -44,7 +44,7 @@ def folder(tmp_path):
     run = tmp_path / "it's a run"
     (run / "slurm").mkdir(parents=True)
     (run / "slurm/node-n1").write_text("plan-0.json\n")
-    (run / "slurm/go").touch()
+    (run / "slurm/go").write_text("12\n")
     release = tmp_path / "release"
     (release / "bin").mkdir(parents=True)
     (run / "release").write_text(f"{release}\n")
@@ -104,8 +104,11 @@ def test_a_signal_before_the_end_saves_and_another_ends_nothing(shell, folder):
     )
 
 
-def test_a_requeued_job_of_a_stopped_run_starts_nothing(shell, folder):
+@pytest.mark.parametrize("other", [None, "11\n", ""])
+def test_a_job_without_plans_of_its_own_starts_nothing(shell, folder, other):
     (folder / "slurm/go").unlink()
+    if other is not None:
+        (folder / "slurm/go").write_text(other)  # of an earlier job
     assert begin(shell, folder, restarts=1).wait(timeout=60) == 0
     assert not (folder.parent / "out").exists()
 

@@ -2,7 +2,8 @@
 # The batch script of a run. It runs on the first node of the job, and again there whenever Slurm requeues the job.
 cc_run=/opt/llm/runs/20261127-101500-sft-1a2b
 cc_left=1800
-until [ -e "$cc_run/slurm/go" ]; do # clusterctl checks the nodes first, and writes their plans
+# clusterctl checks the nodes first, and writes their plans. An earlier job of the run may have left its number there.
+until read -r cc_job 2>/dev/null <"$cc_run/slurm/go" && [ "$cc_job" = "$SLURM_JOB_ID" ]; do
     [ "${SLURM_RESTART_COUNT:-0}" -eq 0 ] || exit 0 # the run was stopped while the job was in the queue
     [ "$cc_left" -gt 0 ] || exit 1
     cc_left=$((cc_left - 1))
