@@ -161,7 +161,7 @@ def test_status_logs_stop_and_resume_are_the_same_as_without_slurm(lab):
     assert lab.state(run) == "stopped"
     assert any(f"signal SIGTERM of Slurm job {lab.job(run)}" in str(event.get("text")) for event in lab.events(run))
     lab.run("resume", "--detach", run)  # scancel leaves the files of the last job
-    assert len(lab.attempts(run)) == 3
+    wait_until(lambda: len(lab.attempts(run)) == 3, f"it did not resume: {lab.events(run)[-6:]}", 30)
     assert re.fullmatch(r"checkpoint-\d+", lab.attempts(run)[-1])
     lab.run("stop", run)
 
