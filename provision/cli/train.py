@@ -30,6 +30,7 @@ from provision.run.ignored import unsent_text
 from provision.run.shells import as_cmd, as_powershell, as_sh
 from provision.run.spec import count_nodes
 from provision.session import Session
+from provision.slurm import Options, check_options, read_allocation
 from provision.summaries.runs import train_output
 from provision.tasks import resume as resuming
 from provision.tasks import train as tasks
@@ -37,6 +38,7 @@ from provision.tasks.bundles import parse_size
 from provision.tasks.gate import GateOptions
 from provision.tasks.notify import read_notify
 from provision.tasks.resume_arg import AskResume
+from provision.tasks.slurm import On
 from provision.tasks.start import Ask, Choice, Following, HungUp
 from provision.tasks.train import ZERO_CHOICES, Policy, Training, active_nodes, find_config
 from trainer.agent.contract.plan import COPIES, SPACE, Copies
@@ -118,6 +120,26 @@ _COPIES: _Options = (
     click.option("--copies-space", metavar="SIZE", help="Space for copies on each node.  [default: all but a tenth]"),
     click.option("--copies-rate", metavar="SIZE", help="Bytes per second of copies.  [default: 4 % of the network]"),
 )
+_SLURM: _Options = (
+    click.option(
+        "--on",
+        "starter",
+        type=click.Choice(["ssh", "slurm"]),
+        help="Start the agents by ssh, or as a Slurm job.  [default: ssh; within a Slurm job, on its nodes]",
+    ),
+    click.option("--partition", metavar="NAME", help="With --on slurm: the partition."),
+    click.option(
+        "--time", "limit_time", metavar="TIME", help="With --on slurm: the job's time limit, e.g. 2-12:00:00."
+    ),
+    click.option("--account", metavar="NAME", help="With --on slurm: the account to charge."),
+    click.option(
+        "--sbatch-arg",
+        "sbatch",
+        metavar="OPTION",
+        multiple=True,
+        help="Another option of sbatch, e.g. --qos=high. Repeatable.",
+    ),
+)
 _HOW: _Options = (
     click.option("--detach", is_flag=True, help="Return once the run has started on every node."),
     number("--restarts", type=INDEX, default=0, help="Restart a failed run up to N times."),
@@ -177,6 +199,7 @@ def _with(options: _Options) -> Callable[..., Any]:
 @on_nodes
 @number("--nodes", "-n", "count", type=COUNT, help="Train on the first N nodes.")
 @_with(_WHAT)
+@_with(_SLURM)
 @_with(_HOW)
 @click.argument("words", nargs=-1, metavar="[CONFIG | SCRIPT] [-- ARGS...]")
 @reporting
@@ -187,6 +210,11 @@ def train_command(
     shell: str,
     *,
     dry_run: bool,
+    starter: str | None,
+    partition: str | None,
+    limit_time: str | None,
+    account: str | None,
+    sbatch: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Start a training run.
@@ -197,10 +225,15 @@ def train_command(
     the nodes.
     """
     inventory = selection.load_or_here(reporter, nodes=count, starts=True)
-    nodes = without_excluded(reporter, inventory, selection).nodes(
-        inventory, None if count is None else count + options["spares"]
-    )
-    inventory, nodes, asked = read_training(reporter, inventory, nodes, count=count, **options)
+    on = read_on(inventory, starter, Options(partition, limit_time, account, sbatch))
+    selection = without_excluded(reporter, inventory, selection)
+    wanted = None if count is None or on is not None else count + options["spares"]  # Slurm chooses among all of them
+    nodes = selection.nodes(inventory, wanted)
+    if on is not None:
+        refuse_with_slurm(dry_run=dry_run, exclude_bad=options["exclude_bad"])
+    inventory, first, asked = read_training(reporter, inventory, nodes, count=count, **options)
+    nodes = nodes if on is not None else first
+    asked = replace(asked, on=on)
     if dry_run:
         with session_on(reporter, inventory, nodes, dry_run=True) as session:
             _show(reporter, session, asked, shell)
@@ -222,6 +255,37 @@ def without_excluded(reporter: Reporter, inventory: Inventory, selection: Select
     for text in gone.values():
         reporter.warn(text)
     return replace(selection, exclude=",".join(filter(None, (selection.exclude, *gone)))) if gone else selection
+
+
+def read_on(inventory: Inventory, starter: str | None, options: Options) -> On | None:
+    """How Slurm starts the run; None without Slurm.
+
+    Raises:
+        UsageError: the options cannot be combined or used.
+    """
+    if options != Options() and starter != "slurm":
+        raise UsageError("--partition, --time, --account and --sbatch-arg are for Slurm", hint="add --on slurm")
+    if starter == "slurm":
+        if inventory.alone:
+            raise UsageError(
+                "--on slurm: there is no inventory of the cluster's nodes", hint="clusterctl init NAME=ADDRESS …"
+            )
+        check_options(options)
+        return On(options)
+    allocation = read_allocation(os.environ) if starter is None and not inventory.alone else None
+    return None if allocation is None else On(allocation=allocation)
+
+
+def refuse_with_slurm(*, dry_run: bool, exclude_bad: bool) -> None:
+    """Refuse what a job cannot do.
+
+    Raises:
+        UsageError: an option was given that needs other nodes than the job's, or none.
+    """
+    if dry_run:
+        raise UsageError("--dry-run: what a Slurm job starts depends on its nodes", hint="add --on ssh")
+    if exclude_bad:
+        raise UsageError("--exclude-bad: a Slurm job uses all of its nodes", hint="name the bad ones: --exclude NODES")
 
 
 def read_training(
@@ -375,7 +439,17 @@ def resume_command(
     following = Following(detach, ask_detach_or_stop(reporter))
     ask = ask_resume_arg(reporter)
     changed = resuming.CopiesOptions(copies, _size(copies_space), _size(copies_rate) or None)
-    options = resuming.ResumeOptions(force, count, restarts, following, resume_arg, ask, read_notify(notify), changed)
+    options = resuming.ResumeOptions(
+        force,
+        count,
+        restarts,
+        following,
+        resume_arg,
+        ask,
+        read_notify(notify),
+        copies=changed,
+        allocation=read_allocation(os.environ),
+    )
     with detach_on_hangup(), selection.session_or_here(reporter, starts=True) as session:
         result = resuming.resume(session, run, options)
     reporter.result(*train_output(result))

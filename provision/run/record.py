@@ -13,6 +13,7 @@ folder that only its user can read. Secrets are masked (``masking``): only the p
 ``prefix``     the release's own path
 ``master``     ``ADDRESS:PORT`` of the first attempt
 ``launcher``   the launcher's name
+``slurm``      the id of its Slurm job; missing without Slurm
 ``argv``       the configuration or script that the user gave, and its arguments
 ``unsent``     by path in the code folder, the bytes of git-ignored files that were not sent (``run/ignored.py``)
 ``options``    by name, the values of the options of ``train`` that can change a run

@@ -21,10 +21,13 @@ from provision.run.environment import STARTED_WITH, started_on
 from provision.run.preflight import preflight, to_record
 from provision.run.record import TrainResult
 from provision.run.spec import VISIBLE
+from provision.slurm import Allocation, Options
+from provision.tasks import slurm
 from provision.tasks.gate import GateOptions, gate
 from provision.tasks.resume_arg import AskResume, with_resume_arg
 from provision.tasks.runs import by_name, find, refuse_others, run_folder
-from provision.tasks.start import Following, Start
+from provision.tasks.slurm import On
+from provision.tasks.start import Following
 from provision.tasks.train import link_addresses
 from trainer.agent.contract.plan import Copies, Plan, from_json
 from trainer.agent.contract.untrusted import UntrustedError
@@ -59,6 +62,7 @@ class ResumeOptions:
         ask_resume: asks for them if they are not known; None: there is no terminal.
         notify: the shell command for events of the run, which the run keeps; None: as before; empty: none.
         copies: how checkpoints are copied, where it differs from before.
+        allocation: the Slurm job in which this command runs; None: none.
     """
 
     force: bool = False
@@ -69,6 +73,7 @@ class ResumeOptions:
     ask_resume: AskResume | None = None
     notify: str | None = None
     copies: CopiesOptions = field(default_factory=CopiesOptions)
+    allocation: Allocation | None = None
 
 
 def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainResult:
@@ -106,39 +111,56 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
     limited = {plan.node: plan.env.get(VISIBLE) for plan in plans}
     visible = {name: str(gpus) for name, gpus in limited.items() if gpus is not None}
     strict = GateOptions(force=options.force, visible=visible)
-    with gate(session, nodes, run.id, None, strict) as passed:
-        head = passed.answers[members[0].name].facts
-        others: tuple[tuple[str, int], ...] = ()
-        if spares or plans[0].min_nodes is not None:
-            names = [node.name for node in nodes[1:]]
-            others = link_addresses([passed.answers[name].facts for name in names], names)
-        plans = arranged(plans, members[0].train_address, len(members), others)
-        if len(members) < before:
-            _warn_fewer(session, run, members, before, plans, found.unreachable)
-        if options.notify is not None:
-            plans = [plan._replace(notify=options.notify or None) for plan in plans]
-        plans = with_copies(plans, options.copies)
-        fresh = renewed(plans, head, token=secrets.token_hex(16), restarts=options.restarts)
-    about = {
-        "master": f"{members[0].train_address}:{head.port}",
-        "prefix": plans[0].prefix,
-        "folder": str(run_folder(inventory, run.id)),
-        "launcher": kept.get("launcher"),
-        "argv": kept.get("argv"),
-        "unsent": kept.get("unsent", {}),
-        "resume_arg": kept.get("resume_arg") if text is None else text,
-        **{name: kept[name] for name in STARTED_WITH if name in kept},
-        **started_on({node.name: passed.answers[node.name].facts for node in passed.nodes}),
-        "preflight": to_record(preflight(passed.findings, passed.dropped)),
-    }
-    interfaces = {name: answer.facts.interface for name, answer in passed.answers.items()}
-    return Start(session, nodes, run.id, fresh, about, interfaces).follow(options.following)
+    on = _slurm(session, run.id, members[0], options.allocation)
+    taken = None if on is None else slurm.choose(session, nodes, on, None, plans[0].processes)
+    with slurm.reserve(session, run.id, nodes, on, taken) as reserved:
+        with gate(session, nodes, run.id, None, strict) as passed:
+            head = passed.answers[members[0].name].facts
+            others: tuple[tuple[str, int], ...] = ()
+            if spares or plans[0].min_nodes is not None:
+                names = [node.name for node in nodes[1:]]
+                others = link_addresses([passed.answers[name].facts for name in names], names)
+            plans = arranged(plans, members[0].train_address, len(members), others)
+            if len(members) < before:
+                _warn_fewer(session, run, members, before, plans, found.unreachable)
+            if options.notify is not None:
+                plans = [plan._replace(notify=options.notify or None) for plan in plans]
+            plans = with_copies(plans, options.copies)
+            fresh = renewed(plans, head, token=secrets.token_hex(16), restarts=options.restarts)
+        about = {
+            "master": f"{members[0].train_address}:{head.port}",
+            "prefix": plans[0].prefix,
+            "folder": str(run_folder(inventory, run.id)),
+            "launcher": kept.get("launcher"),
+            "argv": kept.get("argv"),
+            "unsent": kept.get("unsent", {}),
+            "resume_arg": kept.get("resume_arg") if text is None else text,
+            **{name: kept[name] for name in STARTED_WITH if name in kept},
+            **started_on({node.name: passed.answers[node.name].facts for node in passed.nodes}),
+            "preflight": to_record(preflight(passed.findings, passed.dropped)),
+        }
+        interfaces = {name: answer.facts.interface for name, answer in passed.answers.items()}
+        return reserved.start(nodes, run.id, fresh, about, interfaces, options.following)
 
 
 def _spares(session: Session, run: Run, count: int | None) -> tuple[str, ...]:
     """The run's spares that can still replace a node: none if the user chose a number of nodes."""
     allowed = {node.name for node in session.nodes}
     return () if count is not None else tuple(name for name in run.spares if name in allowed)
+
+
+def _slurm(session: Session, run: str, node: Node, allocation: Allocation | None) -> On | None:
+    """How Slurm starts a run: in this command's allocation, or as before; None: it does not.
+
+    Raises:
+        UsageError: the run's job is in Slurm's queue, and resumes it there.
+    """
+    before = slurm.started_with(session, run, node)
+    if before is not None:
+        slurm.refuse_queued(session, run, node, before[1])
+    if allocation is None and (before is None or before[0] is None):
+        return None
+    return On(before[0] or Options() if before else Options(), allocation)
 
 
 def remaining(session: Session, run: Run, unreachable: Mapping[str, str], count: int | None) -> tuple[str, ...] | None:

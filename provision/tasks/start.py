@@ -29,7 +29,7 @@ from trainer.agent.contract import effective
 from trainer.agent.contract.plan import Plan
 
 if TYPE_CHECKING:
-    from provision.session import Session
+    from provision.session import Outcome, Session
 
 Choice = Literal["detach", "stop", "continue"]
 Ask = Callable[[], Choice]
@@ -186,13 +186,22 @@ class Start:
                 release=plan.prefix,
             )
             result = self.session.run(node, script, deadline=_START_DEADLINE)
-            answer = _answer(result.out)
+            answer = answer_of(result.out)
             if result.rc != 0 or answer.get("error"):
                 why = answer.get("error") or result.err.strip() or f"the agent ended with status {result.rc}"
                 raise ClusterctlError(str(why))
             return answer.get("at") or 0
 
         outcome = self.session.each(start, on=self.nodes, limit=len(self.nodes), changes=True)
+        self.refuse_failed(outcome)
+        return outcome.ok
+
+    def refuse_failed(self, outcome: Outcome[Any]) -> None:
+        """Stop every node if an agent could not be started.
+
+        Raises:
+            RunFailedError: one could not.
+        """
         if outcome.failed:
             self._stop()
             stopped = "every node was stopped" if not self.left else "some agents may still be running"
@@ -201,7 +210,6 @@ class Start:
                 reasons={**self.left, **outcome.reasons},
                 hint=f"clusterctl stop {self.run}" if self.left else f"clusterctl diagnose {self.run}",
             )
-        return outcome.ok
 
     def _stop(self) -> None:
         """Stop the run on every node; ``left`` has the nodes where it may still be running."""
@@ -287,7 +295,7 @@ def _until(follower: Follower, following: Following) -> Callable[[], bool] | Non
     return (lambda: follower.started) if following.detach else None
 
 
-def _answer(out: str) -> dict[str, Any]:
+def answer_of(out: str) -> dict[str, Any]:
     """The agent's line, the last one that is a JSON object."""
     for line in reversed(out.splitlines()):
         content = fields.read(line)

@@ -29,13 +29,14 @@ from provision.run.preflight import preflight, to_record
 from provision.run.record import TrainResult
 from provision.run.save_every import save_every
 from provision.run.spec import VISIBLE, choose_nodes, workers
-from provision.tasks import ds_files
+from provision.tasks import ds_files, slurm
 from provision.tasks.expected import expect
 from provision.tasks.gate import GateOptions, GateResult, gate
 from provision.tasks.pattern import read_pattern
 from provision.tasks.resume_arg import AskResume, Place, choose_resume_arg, learn_resume_arg
 from provision.tasks.runs import other_failures, run_folder
-from provision.tasks.start import Following, Start
+from provision.tasks.slurm import On, Reserved
+from provision.tasks.start import Following
 from trainer import ds_config
 from trainer.agent.contract.interval import NONE
 from trainer.agent.contract.plan import Copies, Link, Plan
@@ -87,6 +88,7 @@ class Training:
         ask_resume: asks for the arguments by which a script resumes; None: there is no terminal.
         spares: how many of the session's nodes, the last ones, only replace lost ones.
         min_nodes: with how many nodes the run may continue without spares; None: all.
+        on: how Slurm starts it; None: without Slurm.
     """
 
     job: Job
@@ -103,6 +105,7 @@ class Training:
     ask_resume: AskResume | None = None
     spares: int = 0
     min_nodes: int | None = None
+    on: On | None = None
 
 
 def find_config(inventory: Inventory) -> Path:
@@ -134,9 +137,21 @@ def train(session: Session, asked: Training) -> TrainResult:
         RunFailedError: the run failed; every node was stopped.
         InterruptedByUser: it was stopped, by Ctrl-C or by another command.
     """
+    chosen = None
+    if asked.on is not None:
+        count = None if asked.gate.asked is None else asked.gate.asked + asked.spares
+        chosen = slurm.choose(session, session.nodes, asked.on, count, asked.job.per_node)
+        session.nodes = chosen.nodes
     run, files, nodes = _pack(session, asked)
     for text in (*files.notices, *([unsent_text(files.unsent)] if files.unsent else ())):
         session.emit(Notice(text))
+    with slurm.reserve(session, run, nodes, asked.on, chosen) as reserved:
+        return _train(session, asked, run, files, reserved)
+
+
+def _train(session: Session, asked: Training, run: str, files: RunFiles, reserved: Reserved) -> TrainResult:
+    """Train on nodes that the run may use."""
+    nodes = reserved.nodes
     with gate(session, nodes, run, files, _gate_options(session, asked, nodes)) as passed:
         asked = _resuming(session, passed, run, files, asked)
         spec = _spec(session, passed, run, files, asked)
@@ -160,7 +175,7 @@ def train(session: Session, asked: Training) -> TrainResult:
             "preflight": to_record(preflight(passed.findings, passed.dropped)),
         }
     interfaces = {worker.node.name: worker.facts.interface for worker in spec.workers}
-    return Start(session, passed.nodes, run, plans, about, interfaces).follow(asked.following)
+    return reserved.start(passed.nodes, run, plans, about, interfaces, asked.following)
 
 
 def dry_run(session: Session, asked: Training) -> tuple[RunSpec, Launch, RunFiles]:

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from provision import data as push
+from provision import slurm
 from provision.env.bundle.manifest import Entry, Manifest, PrefixFiles
 from provision.env.release import catalog
 from provision.env.release import install as release_scripts
@@ -21,8 +22,11 @@ from provision.model import Inventory, Node
 from provision.render import render
 from provision.script import compile_steps
 from provision.session import Lock
+from provision.tasks.slurm import job_script
 
 HERE = Path(__file__).parent / "scripts"
+RUN = "20261127-101500-sft-1a2b"
+JOB = slurm.Chosen((Node("gpu01", "10.0.0.1"), Node("gpu02", "10.0.0.2")), {"gpu01": "n1", "gpu02": "n2"}, 8)
 STALE = "lib/python3.11/__pycache__/_sysconfigdata.cpython-311.pyc"
 
 
@@ -66,6 +70,12 @@ def scripts(prefix):
         "push-begin": Lock(f"{folder.staging}.lock", token="TOKEN").guarded(push.begin_script(folder)),
         "push-place": Lock(f"{folder.staging}.lock", token="TOKEN").guarded(push.place_script(folder)),
         "push-close": push.close_script(folder),
+        "slurm-job": job_script(str(PurePosixPath(prefix).parent / "runs" / RUN), JOB),
+        "slurm-submit": render(
+            "slurm/submit.sh.j2",
+            seconds=30,
+            options=slurm.arguments(slurm.Options("main", "2-12", "team", ("--qos=it's high",)), RUN, JOB),
+        ),
     }
 
 

@@ -545,3 +545,34 @@ def test_costs_of_the_agent(run):
     assert woken < 13  # a second; four looks at the files that grow, five at what the ranks wait for (signals.FASTEST)
     assert share < 0.02  # of CPU time; it is an eighth of that
     assert memory < 40 << 10  # kB
+
+
+# --- under Slurm -----------------------------------------------------------------------------------
+
+
+def test_await_waits_for_an_agent_that_another_program_starts(run):
+    run.plan(SLEEPS)
+    nothing = run.do("await", "--patience", "0.3", check=False)
+    assert (nothing["rc"], nothing["started"]) == (1, False)
+    assert "no agent started within 0.3 s" in nothing["error"]
+    with subprocess.Popen(run.command("await", "--patience", "60"), stdout=subprocess.PIPE) as waiting:
+        begun = run.begin()
+        answer = json.loads(waiting.stdout.read())
+    assert answer["started"] is True
+    assert answer["pid"] == begun["pid"]
+    run.do("stop")
+    assert run.do("await", "--patience", "0.3")["started"] is True  # it has left events
+    size = (run.logs / "events.jsonl").stat().st_size
+    assert run.do("await", "--after", size, "--patience", "0.3", check=False)["started"] is False
+
+
+def test_a_rank_that_dies_by_the_signal_that_stops_its_agent_has_not_failed(run, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    message = run.launch().begin()
+    ranks = [run.folder / f"rank-{number}" for number in range(2)]
+    eventually(lambda: all(path.exists() for path in ranks))
+    os.kill(int(ranks[0].read_text()), signal.SIGTERM)
+    time.sleep(0.4)  # longer than the agent needs to see it
+    os.kill(message["pid"], signal.SIGTERM)
+    assert run.wait_end()["state"] == "stopped"
+    assert any(event.get("text") == "signal SIGTERM of Slurm job 12 requested a stop" for event in run.events())

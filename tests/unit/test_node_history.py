@@ -89,8 +89,8 @@ def test_a_follower_counts_the_nodes_that_failures_name(tmp_path):
     for node in ("b", "b", "x", None):
         follower.take("a", {"event": "notice", "kind": "restart", "text": "t", "why": {"node": node}})
     follower.take("b", {"event": "notice", "kind": "restart", "text": "t", "why": {"node": "b"}})  # only rank 0 counts
-    follower.take("a", {"event": "replaced", "node": "b", "by": "c", "why": "lost"})
-    follower.take("a", {"event": "replaced", "node": "z", "by": "c", "why": "lost"})
+    follower.take("a", {"event": "replaced", "node": "b", "spare": "c", "rank": 1, "text": "lost"})
+    follower.take("a", {"event": "replaced", "node": "z", "spare": "c", "rank": 1, "text": "lost"})
     assert follower.named == {"b": 2}
     assert follower.replaced == {"b": "lost"}
     spent = Effective(training=3.0, top=4).to_object()

@@ -9,7 +9,8 @@
     python -I agent start plan.json
     python -I agent follow plan.json [--from OFFSET]
     python -I agent stop plan.json [--save] [--who TEXT] [--patience SECONDS]
-    python -I agent run plan.json
+    python -I agent await [--after BYTES] [--patience SECONDS] plan.json
+    python -I agent run [--resume] plan.json
     python -I agent notify plan.json
     python -I agent top [--every SECONDS] [--once] [--folder DIR]
     python -I agent watch [--every SECONDS] [--events BYTE] [--log BYTE] RUNS LOGS
@@ -22,7 +23,9 @@ the node cannot take part.
 ``start`` reads the plan (``contract/plan.py``) and starts a daemon that outlives this command and its session. When the
 daemon owns the run, ``start`` prints ``{"started": true, "pid", "guard", "at"}``: the daemon's events start at byte
 ``at`` of ``events.jsonl``. Otherwise it prints ``{"started": false, "error"}`` and exits with 1. ``run`` does the same
-in the foreground.
+in the foreground; with ``--resume`` from the newest checkpoint, if there is one. ``await`` waits for an agent that
+another program starts, such as Slurm, and prints what ``start`` prints. ``--after``: the bytes of events that an
+earlier agent wrote.
 
 ``follow`` prints new events from a byte on. Each has ``at``, the byte after it. It ends after the event ``end``, or
 with ``{"event": "gone"}`` when the agent no longer exists and has not written one.
@@ -145,10 +148,13 @@ def _do(options: argparse.Namespace, plan: Any) -> int:
         return notify.deliver(plan, sys.stdin.buffer.read(notify.LIMIT))
     from . import start  # noqa: PLC0415
 
-    if options.command == "start":
-        answer = start.start(plan)
+    if options.command in ("start", "await"):
+        waits = options.command == "await"
+        answer = start.wait_for_agent(plan, options.after, options.patience) if waits else start.start(plan)
         return _print(answer, 0 if answer["started"] else 1)
-    return start.daemon(plan, options.notice) if options.command == "daemon" else start.run(plan)
+    if options.command == "daemon":
+        return start.daemon(plan, options.notice)
+    return start.run(plan.resumed() if options.resume else plan)
 
 
 def _refuse(path: str, error: PermissionError) -> int:
@@ -206,6 +212,7 @@ def _parser() -> argparse.ArgumentParser:
         ("start", "start a plan as a daemon"),
         ("follow", "print the events of a run"),
         ("stop", "stop a run and verify that nothing is left"),
+        ("await", "wait for an agent that another program starts"),
         ("run", "start a plan in the foreground"),
         ("daemon", "the daemon that start starts"),
         ("notify", "run the user's command for an event"),
@@ -218,6 +225,11 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--save", action="store_true", help="let the trainer save a checkpoint first")
             command.add_argument("--who", default="an unknown user", help="the name of the user who stops the run")
             command.add_argument("--patience", type=float, help="seconds to wait for the agent")
+        elif name == "await":
+            command.add_argument("--after", type=int, default=0, help="bytes of events of an earlier agent")
+            command.add_argument("--patience", type=float, default=60.0, help="seconds to wait")
+        elif name == "run":
+            command.add_argument("--resume", action="store_true", help="resume from the newest checkpoint")
         elif name == "daemon":
             command.add_argument("--notice", default="", help="the text of the run's first event")
     return parser

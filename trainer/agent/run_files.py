@@ -94,6 +94,10 @@ class NodePlan(NamedTuple):
         """The folder of the checkpoints; None for a run that cannot be resumed."""
         return self.folder / self.data.resume.output if self.data.resume else None
 
+    def resumed(self) -> NodePlan:
+        """The same plan from the newest checkpoint, or from the first step without one."""
+        return self._replace(data=self.data._replace(resuming=True, none_ok=True))
+
 
 def load_plan(path: str) -> NodePlan:
     """Read a plan.

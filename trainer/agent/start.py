@@ -15,11 +15,12 @@ import pwd
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from .contract.untrusted import UntrustedError, parse_object
-from .run_files import NodePlan
+from .run_files import EVENTS, NodePlan, read_state, running_agents
 from .supervisor import guard
 
 PATIENCE = 5.0  # seconds for an answer of logind
@@ -174,6 +175,7 @@ def _split_output(output: str) -> Tuple[str, str]:
     return (answers[-1] if answers else ""), "\n".join(line for line in lines if not line.startswith("{"))
 
 
+LOOK = 0.2  # seconds between looks for an agent
 LOG = "agent.log"  # the agent's own messages: tracebacks
 
 
@@ -198,6 +200,22 @@ def start(plan: NodePlan) -> Dict[str, Any]:
         return parse_object(answer)
     except UntrustedError as error:
         return {"started": False, "error": "the agent's answer %s; see %s" % (error, LOG)}
+
+
+def wait_for_agent(plan: NodePlan, after: int, patience: float) -> Dict[str, Any]:
+    """Wait for an agent that another program starts. Returns what ``start`` returns.
+
+    An agent may have exited already: its events are behind byte ``after`` then. Waits for ``patience`` seconds.
+    """
+    limit = time.monotonic() + patience
+    while True:
+        agents = running_agents(read_state(plan.logs))
+        events = plan.logs / EVENTS
+        if agents or (events.exists() and events.stat().st_size > after):
+            return {"started": True, "pid": agents[0][0] if agents else None, "at": after}
+        if time.monotonic() >= limit:
+            return {"started": False, "error": "no agent started within %g s" % patience}
+        time.sleep(LOOK)  # there is nothing of it yet that has an event
 
 
 def daemon(plan: NodePlan, notice: str) -> int:

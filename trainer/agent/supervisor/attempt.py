@@ -209,6 +209,7 @@ class Attempt:
     def _reap(self, command: Command) -> None:
         for ended in command.reap():
             self._tracker.started = command.running
+            self._look_for_stop(ended.status)
             if ended.status and ended.rank is None:
                 self._control.fail(None, "the command %s" % describe_status(ended.status))
             elif ended.status and ended.rank is not None and self._saving is None and self._ending is None:
@@ -264,7 +265,15 @@ class Attempt:
         number = signal_of(death.status)
         if number in KILLS and self._killed is None:
             self._killed = {"node": self._plan.node, "rank": death.rank, "text": text, "time": round(time.time(), 3)}
+        self._look_for_stop(death.status)
         self._control.fail(death.rank, text, signal=number)
+
+    def _look_for_stop(self, status: int) -> None:
+        """Attribute a failed process to a stop that arrives with its death, see ``Control.wait_for_stop``."""
+        if signal_of(status) == "SIGTERM" or (status and "SLURM_JOB_ID" in os.environ):
+            self._control.wait_for_stop()
+        if status and self._control.stop is not None and self._control.failure is None:
+            self._stopped = True
 
     def _bytes(self, rank: Optional[int], count: int) -> None:
         self._watch.bytes(rank, count, time.monotonic())

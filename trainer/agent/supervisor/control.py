@@ -17,6 +17,7 @@ from ..run_files import Events, NodePlan, read_request
 
 COPYING = ("saved", "copy", "copied", "kept")  # kinds of messages, see ``keeping/keeper.py``
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ECHO = 1.0  # seconds between the SIGTERM of a rank and that of its agent
 LOST_AFTER = 60.0  # seconds of silence, where the plan has no limit
 
 # Limits for other agents' messages:
@@ -111,6 +112,16 @@ class Control:
             about = self.failure["node"]
             self.link.send("failed", attempt=self._events.attempt, failed=self.failure["rank"], about=about, **told)
 
+    def wait_for_stop(self) -> None:
+        """Wait a moment for a stop.
+
+        Slurm and a shutdown send SIGTERM to every process, and a rank may die of it before this process takes its own.
+        Launchers, which get it too, end with other codes.
+        """
+        until = time.monotonic() + ECHO
+        while not self.over() and time.monotonic() < until:
+            self.wait(until - time.monotonic())
+
     def begin(self) -> None:
         """Start a new attempt: forget the last one's failure."""
         self.failure = None
@@ -128,7 +139,7 @@ class Control:
         with contextlib.suppress(BlockingIOError):
             numbers = set(os.read(self._wake, 4096))
         for number in numbers & set(STOPPING):
-            self.request_stop(Stop(False, "signal %s" % signal.Signals(number).name))
+            self.request_stop(Stop(False, "signal %s%s" % (signal.Signals(number).name, _slurm_job())))
         if signal.SIGUSR1 in numbers:
             request = read_request(self._plan.logs)
             if request is not None:
@@ -256,6 +267,12 @@ class Control:
         self._event_counts[node] = self._event_counts.get(node, 0) + 1
         if self._event_counts[node] <= PEER_EVENTS:
             self._events.emit("peer", node=node, state=kind, text=text)
+
+
+def _slurm_job() -> str:
+    """The Slurm job that this process is part of, which ends its processes by signals."""
+    job = os.environ.get("SLURM_JOB_ID", "")
+    return " of Slurm job %s" % job[: DIGITS * 2] if job else ""
 
 
 def _text(value: Any, most: int = TEXT) -> str:
