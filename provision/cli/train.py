@@ -62,7 +62,7 @@ _EXPECTED = click.option(
     help="Report slowness against an earlier run, or seconds per step.  [default: the plan's estimate]",
 )
 
-_WHAT: _Options = (
+JOB_OPTIONS: _Options = (
     click.option(
         "--launcher",
         type=click.Choice(["auto", *launchers.names()]),
@@ -103,9 +103,7 @@ _WHAT: _Options = (
     ),
     click.option("--name", metavar="NAME", help="Name in the run's id."),
 )
-_HOW: _Options = (
-    click.option("--detach", is_flag=True, help="Return once the run has started on every node."),
-    number("--restarts", type=INDEX, default=0, help="Restart a failed run up to N times."),
+POLICY_OPTIONS: _Options = (
     number(
         "--lost-after",
         type=SECONDS,
@@ -127,9 +125,15 @@ _HOW: _Options = (
         show_default=True,
         help="What to do about a hang.",
     ),
+)
+EXCLUDE_BAD = click.option("--exclude-bad", is_flag=True, help="Train without nodes that fail the checks.")
+_HOW: _Options = (
+    click.option("--detach", is_flag=True, help="Return once the run has started on every node."),
+    number("--restarts", type=INDEX, default=0, help="Restart a failed run up to N times."),
+    *POLICY_OPTIONS,
     _NOTIFY,
     _EXPECTED,
-    click.option("--exclude-bad", is_flag=True, help="Train without nodes that fail the checks."),
+    EXCLUDE_BAD,
     click.option("--force", is_flag=True, help="Start even if a check predicts a failure."),
     click.option("--dry-run", is_flag=True, help="Print each node's commands; start nothing."),
     click.option(
@@ -138,7 +142,9 @@ _HOW: _Options = (
 )
 
 
-def _with(options: _Options) -> Callable[..., Any]:
+def with_options(options: _Options) -> Callable[..., Any]:
+    """Adds options to a command, in their order."""
+
     def add(command: Callable[..., None]) -> Callable[..., None]:
         for option in reversed(options):
             command = option(command)
@@ -150,8 +156,8 @@ def _with(options: _Options) -> Callable[..., Any]:
 @click.command("train")
 @on_nodes
 @number("--nodes", "-n", "count", type=COUNT, help="Train on the first N nodes.")
-@_with(_WHAT)
-@_with(_HOW)
+@with_options(JOB_OPTIONS)
+@with_options(_HOW)
 @click.argument("words", nargs=-1, metavar="[CONFIG | SCRIPT] [-- ARGS...]")
 @reporting
 def train_command(

@@ -109,9 +109,7 @@ def about(certificate: Certificate) -> str:
 
 def page(certificate: Certificate) -> str:
     """The certificate as HTML."""
-    return html_page(
-        f"Rehearsal of {certificate.job}", "".join(_body(certificate)), template_text("report/report.css")
-    )
+    return html_page(f"Rehearsal of {certificate.job}", "".join(_body(certificate)), template_text("report/report.css"))
 
 
 def _body(certificate: Certificate) -> Iterable[str]:

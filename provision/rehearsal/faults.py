@@ -143,6 +143,27 @@ def lasting(fault: Fault, seconds: float, lost_after: float) -> int:
 
 
 @dataclass(frozen=True)
+class Planned:
+    """A fault with its node, "" for this machine, and the seconds that it lasts."""
+
+    fault: Fault
+    node: str
+    seconds: int
+
+
+def planned(faults: Sequence[Fault], nodes: Sequence[str], seconds: float, lost_after: float) -> tuple[Planned, ...]:
+    """What a rehearsal does on ``nodes``, which are in the order of their ranks."""
+    return tuple(
+        Planned(
+            fault,
+            "" if fault.name == CONTROLLER else nodes[0] if fault.place == "first" else nodes[-1],
+            lasting(fault, seconds, lost_after),
+        )
+        for fault in faults
+    )
+
+
+@dataclass(frozen=True)
 class Place:
     """Where a script finds a run on a node.
 

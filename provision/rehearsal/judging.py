@@ -189,7 +189,12 @@ def _noticed(after: Sequence[Seen]) -> str:
             return f"{each.node}: {each.text()}"
         if each.kind in ("notice", "end") and isinstance(why, Mapping) and why.get("text"):
             return " ".join(f"{why.get('node')}: {why['text']}".split())[:_TEXT]
-        if each.kind == "exit" and each.event.get("rc") != 0 and not each.event.get("stopped") and each.event.get("error"):
+        if (
+            each.kind == "exit"
+            and each.event.get("rc") != 0
+            and not each.event.get("stopped")
+            and each.event.get("error")
+        ):
             return f"{each.node}: {how(each.event)}"[:_TEXT]
     return ""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
-from provision.output_text import Line, Style, clean, duration
+from provision.inventory import fold
+from provision.output_text import Line, Style, Summary, clean, duration
 from provision.rehearsal.certificate import WORDS, Certificate, about, fix, headline
-from provision.rehearsal.faults import Fault
+from provision.rehearsal.faults import Place, Planned, inject_script
 from provision.rehearsal.judging import Outcome
 
 _STYLES: dict[Outcome, Style] = {"survived": "green", "resumed": "yellow", "not survived": "red", "not tried": "dim"}
@@ -35,10 +36,31 @@ def certificate_rows(certificate: Certificate, page: Path) -> list[Line]:
     return rows
 
 
-def plan_lines(faults: Iterable[tuple[Fault, str, int]], nodes: str, seconds: float) -> list[str]:
+def plan_lines(plan: Sequence[Planned], nodes: Sequence[str], seconds: float) -> list[str]:
     """What a rehearsal will do: each fault with its node and its seconds."""
-    lines = [f"This rehearsal trains on {nodes} for about {duration(seconds)}, in a folder of its own, and there it will:"]
-    for fault, node, lasts in faults:
-        time = f" for {duration(lasts)}" if lasts else ""
-        lines.append(f"  {fault.about} on {node}{time}: {fault.expected}")
+    lines = [f"train on {fold(nodes)} for about {duration(seconds)}, in an output folder of the rehearsal, and there:"]
+    for each in plan:
+        time = f" for {duration(each.seconds)}" if each.seconds else ""
+        lines.append(f"  {each.fault.about}{f' on {each.node}' if each.node else ''}{time}")
     return lines
+
+
+def dry_run_output(plan: Sequence[Planned], nodes: Sequence[str], root: str, seconds: float) -> Summary:
+    """The plan, and the script of each fault on its node. RUN stands for the run's id."""
+    scripts = {}
+    for each in plan:
+        if each.node:
+            folder, rank = f"{root}/runs/RUN", nodes.index(each.node)
+            place = Place("RUN", each.node, folder, f"{folder}/logs/node{rank}", f"{folder}/OUTPUT", ("*-[0-9]*",))
+            scripts[each.fault.name] = inject_script(each.fault, place, each.seconds)
+    faults = [
+        {"fault": each.fault.name, "node": each.node or None, "seconds": each.seconds, "root": each.fault.root}
+        for each in plan
+    ]
+    data = {"run": None, "nodes": list(nodes), "faults": faults, "scripts": scripts}
+    texts = [
+        f"# --- {each.fault.name} on {each.node}{', as root' if each.fault.root else ''}\n{scripts[each.fault.name]}"
+        for each in plan
+        if each.node
+    ]
+    return data, "\n".join([*plan_lines(plan, nodes, seconds), "", *texts]).rstrip("\n")
