@@ -9,9 +9,10 @@ import click
 
 from provision.cli.cluster import Selection, on_nodes, session_on
 from provision.cli.options import COUNT, Number, importing, number, reporting
-from provision.cli.train import EXCLUDE_BAD, JOB_OPTIONS, POLICY_OPTIONS, read_training, with_options
+from provision.cli.train import EXCLUDE_BAD, JOB_OPTIONS, POLICY_OPTIONS, detach_on_hangup, read_training, with_options
 from provision.errors import InterruptedByUser, RunFailedError, UsageError
 from provision.hints import again
+from provision.model import Event, LogLine
 from provision.output import Reporter
 from trainer.bounds import Bound
 
@@ -68,7 +69,12 @@ def rehearse_command(
         return
     if not yes:
         _ask(reporter, plan_lines(plan, names, 60.0 * minutes))
-    with session_on(reporter, inventory, nodes) as session:
+
+    def emit(event: Event) -> None:
+        if not isinstance(event, LogLine):  # the job's own output is not the rehearsal's
+            reporter(event)
+
+    with detach_on_hangup(), session_on(reporter, inventory, nodes, emit=emit) as session:
         certificate = rehearse(session, Rehearsal(asked, picked, 60.0 * minutes, force))
     path = folder_of(inventory.path, certificate.run) / HTML
     reporter.result({**to_object(certificate), "certificate": str(path)})

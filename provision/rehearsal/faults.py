@@ -15,7 +15,9 @@ from provision.errors import UsageError
 from provision.render import render
 
 CONTROLLER = "remove-controller"
+SLOW = "slow-node"
 TEAR = "tear-checkpoint"
+WATCHDOG = "watchdog"  # no fault, but a timer like theirs
 SKIPPED = 3  # exit status of a script on a node that cannot have the fault
 
 
@@ -63,11 +65,11 @@ FAULTS: tuple[Fault, ...] = (
         fix="keep the nodes' logins alive: loginctl enable-linger USER",
     ),
     Fault(
-        "slow-node",
+        SLOW,
         "slow a node down",
         "the run continues, and the slow rank is named",
         ends=False,
-        lasts=0.25,
+        lasts=0.2,
         longest=150.0,
         fix="find out which program the pauses break: clusterctl diagnose",
     ),
@@ -184,14 +186,19 @@ class Place:
     names: Sequence[str] = ()
 
 
-def undo_script(fault: Fault, place: Place) -> str:
+def undo_script(name: str, place: Place) -> str:
     """The script that undoes a fault on a node. It may run more than once, and also if nothing was injected."""
-    return render("rehearse/undo.sh.j2", fault=fault.name, **_values(place))
+    return render("rehearse/undo.sh.j2", fault=name, **_values(place))
+
+
+def watchdog_script(place: Place, seconds: int, stop: str) -> str:
+    """The script that lets a node run the script ``stop`` after some seconds, unless ``WATCHDOG`` is undone."""
+    return render("rehearse/watchdog.sh.j2", fault=WATCHDOG, seconds=seconds, stop=stop, **_values(place))
 
 
 def inject_script(fault: Fault, place: Place, seconds: int) -> str:
     """The script that injects a fault, which undoes itself after ``seconds``."""
-    undo = undo_script(fault, place) if seconds else ""
+    undo = undo_script(fault.name, place) if seconds else ""
     name = f"rehearse/{fault.name.replace('-', '_')}.sh.j2"
     return render(name, fault=fault.name, seconds=seconds, undo=undo, names=list(place.names), **_values(place))
 

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from provision.rehearsal.faults import TEAR, Fault
-from provision.run.follow import how
+from provision.rehearsal.faults import SLOW, TEAR, Fault
 from trainer.agent.checkpoints.names import number_in
 
 Outcome = Literal["survived", "resumed", "not survived", "not tried"]
 _TEXT = 300  # characters of a reason
+_TORN = "checkpoint skipped: "  # starts a notice of the agent
+NAMED = 100  # seconds until a straggler is named: five rounds of 20 s (docs/monitoring.md)
 
 
 @dataclass(frozen=True)
@@ -103,19 +104,19 @@ def highest(seen: Sequence[Seen], *, before: float = float("inf")) -> int | None
     return max((each.step for each in seen if each.step is not None and each.time <= before), default=None)
 
 
-def judge(injected: Injected, seen: Sequence[Seen], nodes: Sequence[str], *, resumed: bool = False) -> Course:
+def judge(injected: Injected, seen: Sequence[Seen], nodes: Sequence[str], resumed: float | None = None) -> Course:
     """Judge a fault.
 
     Args:
         injected: the fault.
         seen: all events of the run, of all nodes.
         nodes: the run's nodes, in the order of their ranks.
-        resumed: a command has resumed the run since.
+        resumed: when a command resumed the run; None: it did not. Ends before it are not the run's last ones.
     """
     after = sorted((each for each in seen if each.time > injected.time), key=lambda each: each.time)
     starts = [at for at, each in enumerate(after) if each.kind == "attempt" and each.node == nodes[0]]
     last = starts[-1] if starts else None
-    ended = {each.node for each in after[last or 0 :] if each.kind == "end"}
+    ended = {each.node for each in after[last or 0 :] if each.kind == "end" and each.time > (resumed or 0.0)}
     over = ended >= set(nodes)
     if last is None:
         if over or injected.fault.ends:
@@ -130,8 +131,8 @@ def judge(injected: Injected, seen: Sequence[Seen], nodes: Sequence[str], *, res
     number = number_in(str(checkpoint)) if checkpoint else None
     first = next((each.step for each in after[last:] if each.step is not None), reached + 1)
     done = 0 if not checkpoint else number.value if number and not number.epochs else max(0, first - 1)
-    outcome: Outcome = "resumed" if resumed else "survived"
-    text = "; ".join(filter(None, (_noticed(after), _continued(start))))
+    outcome: Outcome = "survived" if resumed is None else "resumed"
+    text = "; ".join(filter(None, (_noticed(after, injected), _continued(start))))
     if injected.fault.name == TEAR and checkpoint == injected.torn:
         outcome, text = "not survived", f"it continued from {checkpoint}, which was torn"
     return Course(
@@ -151,7 +152,7 @@ def judge(injected: Injected, seen: Sequence[Seen], nodes: Sequence[str], *, res
 def failed(injected: Injected, seen: Sequence[Seen], why: str) -> Result:
     """The result of a fault that the run did not survive."""
     after = sorted((each for each in seen if each.time > injected.time), key=lambda each: each.time)
-    text = "; ".join(filter(None, (_noticed(after), why)))
+    text = "; ".join(filter(None, (_noticed(after, injected), why)))
     return Result(injected.fault, "not survived", injected.node, text, lasted=round(injected.until - injected.time, 1))
 
 
@@ -164,8 +165,11 @@ def _endured(injected: Injected, after: Sequence[Seen], seen: Sequence[Seen]) ->
     if new is None:
         return None
     began = highest(seen, before=injected.time) or 0
-    text = "; ".join(filter(None, (_noticed(after), f"steps {began} to {reached} meanwhile")))
     lasted = injected.until - injected.time
+    named = _noticed(after, injected)
+    if not named and injected.fault.name == SLOW:
+        named = f"not named as slow within {lasted:.0f} s; that takes about {NAMED} s"
+    text = f"steps {began} to {reached} meanwhile" + (f"; {named}" if named else "")
     return Result(
         injected.fault,
         "survived",
@@ -177,26 +181,26 @@ def _endured(injected: Injected, after: Sequence[Seen], seen: Sequence[Seen]) ->
     )
 
 
-def _noticed(after: Sequence[Seen]) -> str:
+def _noticed(after: Sequence[Seen], injected: Injected) -> str:
     """How the run noticed a fault: the first event that names it."""
     for each in after:
         why = each.event.get("why")
+        if each.kind == "notice" and injected.torn and each.text().startswith(_TORN):
+            return each.text()
         if each.kind == "hang":
-            return f"{each.node}: {each.text()}"
+            return _without(each.text(), each.node, injected)
         if each.kind == "straggler" and each.event.get("state") == "slow":
             return each.text()
         if each.kind == "notice" and each.event.get("kind") == "disk_full":
-            return f"{each.node}: {each.text()}"
-        if each.kind in ("notice", "end") and isinstance(why, Mapping) and why.get("text"):
-            return " ".join(f"{why.get('node')}: {why['text']}".split())[:_TEXT]
-        if (
-            each.kind == "exit"
-            and each.event.get("rc") != 0
-            and not each.event.get("stopped")
-            and each.event.get("error")
-        ):
-            return f"{each.node}: {how(each.event)}"[:_TEXT]
+            return _without(each.text(), each.node, injected)
+        if each.kind in ("notice", "end") and not injected.torn and isinstance(why, Mapping) and why.get("text"):
+            return _without(" ".join(str(why["text"]).split())[:_TEXT], str(why.get("node")), injected)
     return ""
+
+
+def _without(text: str, node: str, injected: Injected) -> str:
+    """A text with its node, unless that is the node that was hit."""
+    return text if node == injected.node else f"{node}: {text}"
 
 
 def _continued(start: Seen) -> str:

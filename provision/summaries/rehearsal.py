@@ -6,24 +6,25 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from provision.inventory import fold
-from provision.output_text import Line, Style, Summary, clean, duration
+from provision.output_text import Line, Style, Summary, clean, duration, wrap
 from provision.rehearsal.certificate import WORDS, Certificate, about, fix, headline
 from provision.rehearsal.faults import Place, Planned, inject_script
 from provision.rehearsal.judging import Outcome
 
+WIDTH = 80
 _STYLES: dict[Outcome, Style] = {"survived": "green", "resumed": "yellow", "not survived": "red", "not tried": "dim"}
 
 
 def certificate_rows(certificate: Certificate, page: Path) -> list[Line]:
     """The certificate, for 80 columns."""
     rows = [Line(f"rehearsal of {about(certificate)}", "bold"), Line("")]
-    rows.append(Line(f"{'FAULT':<33}{'RESULT':<23}{'RECOVERY':>11}{'REPEATED':>13}"))
+    rows.append(Line(f"{'FAULT':<33}{'RESULT':<22}{'RECOVERY':>12}{'REPEATED':>13}"))
     for each in certificate.results:
         if each.outcome == "not tried":
             continue
         recovery = "-" if each.seconds is None else duration(each.seconds)
-        steps = "-" if each.repeated is None else f"{each.repeated:,} steps" if each.repeated != 1 else "1 step"
-        row = f"{each.fault.about:<33}{WORDS[each.outcome]:<23}{recovery:>11}{steps:>13}"
+        steps = "-" if each.repeated is None else f"{each.repeated:,} step{'' if each.repeated == 1 else 's'}"
+        row = f"{each.fault.about:<33}{WORDS[each.outcome]:<22}{recovery:>12}{steps:>13}"
         rows.append(Line(row, _STYLES[each.outcome]))
         rows.append(Line(f"    {each.node + ': ' if each.node else ''}{clean(each.text)}"))
         if text := fix(each):
@@ -31,9 +32,9 @@ def certificate_rows(certificate: Certificate, page: Path) -> list[Line]:
     if untried := certificate.having("not tried"):
         rows += [Line(""), Line("NOT TRIED")]
         rows += [Line(f"{each.fault.about}: {clean(each.text)}", "dim") for each in untried]
-    rows += [Line(""), Line(f"{headline(certificate)}. The certificate: {page}", "bold")]
+    rows += [Line(""), Line(f"{headline(certificate)}", "bold"), Line(f"the certificate: {page}", hang=None)]
     rows += [Line(f"warning: {name}: {clean(why)}", "yellow") for name, why in certificate.left]
-    return rows
+    return [Line(text, row.style, hang=None) for row in rows for text in wrap(row, WIDTH)]
 
 
 def plan_lines(plan: Sequence[Planned], nodes: Sequence[str], seconds: float) -> list[str]:

@@ -15,12 +15,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provision.errors import ClusterctlError, PreflightError, RunFailedError
+from provision.errors import ClusterctlError, InterruptedByUser, PreflightError, RunFailedError
 from provision.inventory import fold
 from provision.masking import mask_words
 from provision.model import Node
 from provision.rehearsal.certificate import HTML, JSON, Certificate, page, to_object
-from provision.rehearsal.faults import CONTROLLER, SKIPPED, Fault, Place, inject_script, lasting, undo_script
+from provision.rehearsal.faults import (
+    CONTROLLER,
+    SKIPPED,
+    WATCHDOG,
+    Fault,
+    Place,
+    inject_script,
+    lasting,
+    undo_script,
+    watchdog_script,
+)
 from provision.rehearsal.judging import Injected, Result, failed, highest, judge, others
 from provision.rehearsal.redirect import own_output
 from provision.render import quote, render
@@ -32,7 +42,7 @@ from provision.tasks import resume as resuming
 from provision.tasks import train as training
 from provision.tasks.history import prune
 from provision.tasks.rehearse_events import Events
-from provision.tasks.runs import find_all, problems, run_folder, stop_on
+from provision.tasks.runs import find_all, problems, run_folder, stop_on, stop_script
 from provision.tasks.start import Following
 
 if TYPE_CHECKING:
@@ -44,6 +54,7 @@ LOOK = 0.5  # seconds between two judgements
 _DEADLINE = 30.0
 _REMOVE_DEADLINE = 600.0
 _MARGIN = 60.0  # seconds for a recovery, besides the fault and three starts of the job
+_ABANDONED = 900.0  # seconds after its time until the node itself ends a rehearsal whose command was killed
 _AGAIN = 2.0  # seconds until a node that does not answer is asked again
 _CHECKPOINT_LOOK = 3.0
 _SHARE = 0.25  # of the time, in which the first checkpoint must be there
@@ -80,15 +91,27 @@ def rehearse(session: Session, asked: Rehearsal) -> Certificate:
     nodes = choose_nodes(asked.training.job, session.nodes)
     busy = refuse_others(session, nodes, force=asked.force)
     own, output = own_training(session, asked)
-    result = training.train(session, own)
+    try:
+        result = training.train(session, own)
+    except BaseException:
+        remove_output(session, nodes, output)
+        raise
     session.disconnect()  # also ends the streams by which it followed the start
     members = tuple(next(node for node in nodes if node.name == name) for name in result.nodes)
     stage = Rehearsing(session, asked, members, result, output, bool(busy))
     results: tuple[Result, ...] = ()
+    interrupted = False
     try:
         results = stage.all()
+    except KeyboardInterrupt:
+        interrupted = True
     finally:
         left = stage.remove()
+    if interrupted:
+        text = "the rehearsal was interrupted; its faults are undone, and its run is removed"
+        if left:
+            text = "the rehearsal was interrupted: " + "; ".join(f"{name}: {why}" for name, why in left.items())
+        raise InterruptedByUser(text, hint=f"clusterctl stop {result.run}" if left else session.again())
     certificate = Certificate(
         run=result.run,
         job=" ".join(mask_words(asked.training.words)),
@@ -176,6 +199,20 @@ def own_training(session: Session, asked: Rehearsal) -> tuple[training.Training,
     )
 
 
+def remove_output(session: Session, nodes: Sequence[Node], output: str | None) -> Mapping[str, str]:
+    """Remove the rehearsal's own output folder; by node name, why it is left."""
+    if output is None:
+        return {}
+    script = f"rm -rf -- {quote(output)}"
+    return session.work(
+        "output",
+        f"Removing {output}",
+        lambda node: session.output(node, script, deadline=_REMOVE_DEADLINE),
+        on=nodes,
+        changes=True,
+    ).reasons
+
+
 class Rehearsing:
     """A rehearsal whose run has started. ``start`` are the seconds to its first step."""
 
@@ -205,6 +242,7 @@ class Rehearsing:
     def all(self) -> tuple[Result, ...]:
         """Inject all faults."""
         faults, results = self.asked.faults, []
+        self._watchdog(on=True)
         with self._events, self.session.stage("rehearse", "Injecting faults", len(faults), "steps") as shown:
             self._first_step(shown)
             for number, fault in enumerate(faults):
@@ -302,15 +340,17 @@ class Rehearsing:
 
     def _judged(self, injected: Injected, limit: float) -> Result:
         """Wait for the verdict; resume the run if it has ended everywhere."""
-        until, resumed = time.monotonic() + limit, False
+        until = time.monotonic() + limit
+        resumed: float | None = None
         while time.monotonic() < until:
-            course = judge(injected, self._events.seen(), self._names, resumed=resumed)
+            course = judge(injected, self._events.seen(), self._names, resumed)
             if course.result is not None:
                 return course.result
             if course.over and time.time() > injected.until:
-                if resumed or self._events.finished(self._names):
+                if resumed is not None or self._events.finished(self._names):
                     break
                 self._undo()
+                resumed = time.time()
                 try:
                     resuming.resume(
                         self.session, self.run.run, resuming.ResumeOptions(following=Following(detach=True))
@@ -319,7 +359,6 @@ class Rehearsing:
                     self._stuck = f"the run did not continue after: {injected.fault.about}"
                     return failed(injected, self._events.seen(), f"clusterctl resume: {error}")
                 self.session.disconnect()
-                resumed = True
             self._events.wait(LOOK)
         why = "the run ended" if self._events.ended(self._names) else f"no new step in {limit:.0f} s"
         self._stuck = f"the run did not continue after: {injected.fault.about}"
@@ -349,7 +388,7 @@ class Rehearsing:
             return
         fault, node, ends = self._active
         if fault.name != CONTROLLER and lasting(fault, self.asked.seconds, self.asked.training.policy.lost_after):
-            script = undo_script(fault, self._place(node.name))
+            script = undo_script(fault.name, self._place(node.name))
             while True:
                 try:
                     self.session.output(node, script, root=fault.root, deadline=_DEADLINE)
@@ -361,21 +400,25 @@ class Rehearsing:
                 time.sleep(_AGAIN)  # the node's own timer ends the fault; no event of this machine shows it
         self._active = None
 
+    def _watchdog(self, *, on: bool) -> None:
+        """Let rank 0's node stop the run if this command is killed; its agent stops the others."""
+        place = self._place(self.nodes[0].name)
+        script = undo_script(WATCHDOG, place)
+        if on:
+            stop = stop_script(self._folder, self.run.run, self.nodes[0].name, 0)
+            script = watchdog_script(place, round(self.asked.seconds + _ABANDONED), stop)
+        try:
+            self.session.output(self.nodes[0], script, deadline=_DEADLINE)
+        except ClusterctlError as error:
+            self._left.update({} if on else {self.nodes[0].name: str(error)})
+
     def remove(self) -> dict[str, str]:
         """Undo, stop the run, and remove its output and its folder. By node name, what is left."""
         self._undo()
+        self._watchdog(on=False)
         ranks = {name: rank for rank, name in enumerate(self._names)}
         left = {**self._left, **problems(stop_on(self.session, self.run.run, self.nodes, ranks))}
-        if self._output is not None:
-            path = quote(self._output)
-            removed = self.session.work(
-                "output",
-                f"Removing {self._output}",
-                lambda node: self.session.output(node, f"rm -rf -- {path}", deadline=_REMOVE_DEADLINE),
-                on=self.nodes,
-                changes=True,
-            )
-            left |= removed.reasons
+        left |= remove_output(self.session, self.nodes, self._output)
         if not left:
             left |= prune(self.session, Wanted(), lambda plan, more: (*plan.runs, *more), words=[self.run.run]).failed
         return left
