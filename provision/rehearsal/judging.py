@@ -234,7 +234,7 @@ def others(out: str, own: int, *, busy: float = BUSY) -> list[str]:
             ticks[words[0]][words[1]] = int(words[2])
             names[words[1]] = words[3][:40]
         elif len(words) == 4 and words[0] == "user" and words[2].isdigit():
-            users[words[1]] = int(words[2]), words[3][:40]
+            users[words[1]] = int(words[2]), f"user {words[2]}" if words[3] == "UNKNOWN" else words[3][:40]
     found = []
     for pid, now in ticks["second"].items():
         share = 100.0 * (now - ticks["first"].get(pid, now)) / hertz

@@ -74,7 +74,7 @@ class Rehearsal:
 
     training: training.Training
     faults: tuple[Fault, ...]
-    seconds: float = 600.0
+    seconds: float = 900.0
     force: bool = False
 
 
@@ -273,9 +273,9 @@ class Rehearsing:
                 )
             self._events.wait(LOOK)
         self.start = round(time.monotonic() - self._began, 1)
-        if any(fault.ends for fault in self.asked.faults):
-            shown.progress(0, "waiting for a checkpoint")
-            self._checkpoints(1, min(self._until, time.monotonic() + _SHARE * self.asked.seconds))
+        ends = any(fault.ends for fault in self.asked.faults)
+        shown.progress(0, "waiting for a checkpoint" if ends else "")
+        self._checkpoints(int(ends), min(self._until, time.monotonic() + _SHARE * self.asked.seconds))
 
     def _one(self, fault: Fault) -> Result:
         node = self.nodes[0] if fault.place == "first" else self.nodes[-1]
