@@ -16,6 +16,7 @@ from provision.render import render
 
 CONTROLLER = "remove-controller"
 SLOW = "slow-node"
+DISK = "fill-disk"
 TEAR = "tear-checkpoint"
 WATCHDOG = "watchdog"  # no fault, but a timer like theirs
 SKIPPED = 3  # exit status of a script on a node that cannot have the fault
@@ -74,7 +75,7 @@ FAULTS: tuple[Fault, ...] = (
         fix="find out which program the pauses break: clusterctl diagnose",
     ),
     Fault(
-        "fill-disk",
+        DISK,
         "fill the disk of the checkpoints",
         "the run continues, or restarts from an older checkpoint",
         place="first",

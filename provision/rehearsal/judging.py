@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from provision.rehearsal.faults import SLOW, TEAR, Fault
-from trainer.agent.checkpoints.names import number_in
+from provision.rehearsal.faults import DISK, SLOW, TEAR, Fault
+from provision.run.checkpoint import step_of
 
 Outcome = Literal["survived", "resumed", "not survived", "not tried"]
 _TEXT = 300  # characters of a reason
@@ -128,9 +128,9 @@ def judge(injected: Injected, seen: Sequence[Seen], nodes: Sequence[str], resume
     if new is None:
         return Course(over)
     checkpoint = start.event.get("checkpoint")
-    number = number_in(str(checkpoint)) if checkpoint else None
+    step = step_of(str(checkpoint)) if checkpoint else 0
     first = next((each.step for each in after[last:] if each.step is not None), reached + 1)
-    done = 0 if not checkpoint else number.value if number and not number.epochs else max(0, first - 1)
+    done = max(0, first - 1) if step is None else step
     outcome: Outcome = "survived" if resumed is None else "resumed"
     text = "; ".join(filter(None, (_noticed(after, injected), _continued(start))))
     if injected.fault.name == TEAR and checkpoint == injected.torn:
@@ -189,9 +189,9 @@ def _noticed(after: Sequence[Seen], injected: Injected) -> str:
             return each.text()
         if each.kind == "hang":
             return _without(each.text(), each.node, injected)
-        if each.kind == "straggler" and each.event.get("state") == "slow":
+        if each.kind == "straggler" and each.event.get("state") == "slow" and injected.fault.name == SLOW:
             return each.text()
-        if each.kind == "notice" and each.event.get("kind") == "disk_full":
+        if each.kind == "notice" and each.event.get("kind") == "disk_full" and injected.fault.name == DISK:
             return _without(each.text(), each.node, injected)
         if each.kind in ("notice", "end") and not injected.torn and isinstance(why, Mapping) and why.get("text"):
             return _without(" ".join(str(why["text"]).split())[:_TEXT], str(why.get("node")), injected)
