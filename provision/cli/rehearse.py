@@ -12,7 +12,7 @@ from provision.cli.options import COUNT, Number, importing, number, reporting
 from provision.cli.train import EXCLUDE_BAD, JOB_OPTIONS, POLICY_OPTIONS, detach_on_hangup, read_training, with_options
 from provision.errors import InterruptedByUser, RunFailedError, UsageError
 from provision.hints import again
-from provision.model import Event, LogLine
+from provision.model import Event, LogLine, Progress
 from provision.output import Reporter
 from trainer.bounds import Bound
 
@@ -71,7 +71,8 @@ def rehearse_command(
         _ask(reporter, plan_lines(plan, names, 60.0 * minutes))
 
     def emit(event: Event) -> None:
-        if not isinstance(event, LogLine):  # the job's own output is not the rehearsal's
+        job = isinstance(event, LogLine) or (isinstance(event, Progress) and event.stage == "train")
+        if not job:  # its output and its steps are not the rehearsal's
             reporter(event)
 
     with detach_on_hangup(), session_on(reporter, inventory, nodes, emit=emit) as session:

@@ -105,8 +105,13 @@ def rehearse(session: Session, asked: Rehearsal) -> Certificate:
         results = stage.all()
     except KeyboardInterrupt:
         interrupted = True
-    finally:
-        left = stage.remove()
+    except RunFailedError:
+        stage.remove(keep=True)
+        raise
+    except BaseException:
+        stage.remove()
+        raise
+    left = stage.remove()
     if interrupted:
         text = "the rehearsal was interrupted; its faults are undone, and its run is removed"
         if left:
@@ -263,7 +268,7 @@ class Rehearsing:
                 raise RunFailedError(
                     f"run {self.run.run} ended before any fault was injected",
                     reasons=self._events.reasons(),
-                    hint="train it first: clusterctl train",
+                    hint=f"clusterctl diagnose {self.run.run}",
                 )
             if time.monotonic() > self._until:
                 raise RunFailedError(
@@ -412,13 +417,16 @@ class Rehearsing:
         except ClusterctlError as error:
             self._left.update({} if on else {self.nodes[0].name: str(error)})
 
-    def remove(self) -> dict[str, str]:
-        """Undo, stop the run, and remove its output and its folder. By node name, what is left."""
+    def remove(self, *, keep: bool = False) -> dict[str, str]:
+        """Undo, stop the run, and remove its output and its folder. By node name, what is left.
+
+        ``keep``: the folder and its logs stay, for a diagnosis.
+        """
         self._undo()
         self._watchdog(on=False)
         ranks = {name: rank for rank, name in enumerate(self._names)}
         left = {**self._left, **problems(stop_on(self.session, self.run.run, self.nodes, ranks))}
         left |= remove_output(self.session, self.nodes, self._output)
-        if not left:
+        if not left and not keep:
             left |= prune(self.session, Wanted(), lambda plan, more: (*plan.runs, *more), words=[self.run.run]).failed
         return left

@@ -6,7 +6,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from provision.errors import ClusterctlError
 from provision.model import Node
@@ -128,14 +128,14 @@ class Events(NodeThreads):
         if self._paused.is_set():
             return
         clock, _, rest = out.partition("\n")
-        found = [event for line in rest.splitlines() if (event := _event(line)) is not None]
+        found = [one for line in rest.splitlines() if (one := _event(line)) is not None]
         ends = _ENDS.search(rest)
         with self._lock:
             if _TIME.fullmatch(clock.strip()):
                 self._clocks[node.name] = float(clock) - (asked + answered) / 2
             ahead = self._clocks.get(node.name, 0.0)
-            for event in found[: MOST - len(self._seen)]:
-                self._seen.append(Seen(float(event["time"]) - ahead, node.name, event))
+            for at, event in found[: MOST - len(self._seen)]:
+                self._seen.append(Seen(at - ahead, node.name, event))
             if ends is not None:
                 self._offsets[node.name] = int(ends[1]), int(ends[3])
         if found:
@@ -150,11 +150,12 @@ class Events(NodeThreads):
         return mine[-1] if mine and mine[-1].kind == "end" else None
 
 
-def _event(line: str) -> dict[str, object] | None:
-    """A line of the events; None for another line."""
+def _event(line: str) -> tuple[float, dict[str, Any]] | None:
+    """A line of the events, with its time; None for another line."""
     if not line.startswith('{"event": "'):
         return None
     event = fields.read(line)
-    if event is None or event.get("event") not in _KINDS or not isinstance(event.get("time"), int | float):
+    at = None if event is None else event.get("time")
+    if event is None or event.get("event") not in _KINDS or not isinstance(at, int | float):
         return None
-    return event
+    return float(at), event
