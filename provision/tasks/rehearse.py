@@ -38,6 +38,7 @@ from provision.run import record
 from provision.run.history import Wanted
 from provision.run.record import TrainResult
 from provision.run.spec import choose_nodes
+from provision.ssh.remote import RootRefused
 from provision.tasks import resume as resuming
 from provision.tasks import train as training
 from provision.tasks.history import prune
@@ -57,7 +58,7 @@ _MARGIN = 60.0  # seconds for a recovery, besides the fault and three starts of 
 _ABANDONED = 900.0  # seconds after its time until the node itself ends a rehearsal whose command was killed
 _AGAIN = 2.0  # seconds until a node that does not answer is asked again
 _CHECKPOINT_LOOK = 3.0
-_SHARE = 0.25  # of the time, in which the first checkpoint must be there
+_SHARE = 0.25  # of the time, for which the rehearsal waits for a checkpoint
 _SAFE = re.compile(r"[A-Za-z0-9._=/-]{1,200}")
 
 
@@ -103,7 +104,7 @@ def rehearse(session: Session, asked: Rehearsal) -> Certificate:
     interrupted = False
     try:
         results = stage.all()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, InterruptedByUser):
         interrupted = True
     except RunFailedError:
         stage.remove(keep=True)
@@ -280,7 +281,11 @@ class Rehearsing:
         self.start = round(time.monotonic() - self._began, 1)
         ends = any(fault.ends for fault in self.asked.faults)
         shown.progress(0, "waiting for a checkpoint" if ends else "")
-        self._checkpoints(int(ends), min(self._until, time.monotonic() + _SHARE * self.asked.seconds))
+        self._checkpoints(int(ends), self._soon())
+
+    def _soon(self) -> float:
+        """How long to wait for a checkpoint: other faults need the rest of the time."""
+        return min(self._until, time.monotonic() + _SHARE * self.asked.seconds)
 
     def _one(self, fault: Fault) -> Result:
         node = self.nodes[0] if fault.place == "first" else self.nodes[-1]
@@ -314,17 +319,19 @@ class Rehearsing:
         if time.monotonic() > self._until:
             minutes = self.asked.seconds / 60
             return f"the time of {minutes:g} min was over; --minutes {2 * minutes:g} leaves more"
-        if fault.checkpoints and self._checkpoints(fault.checkpoints, self._until) < fault.checkpoints:
-            return f"the job saved fewer than {fault.checkpoints} checkpoints in this time"
+        if fault.checkpoints and self._checkpoints(fault.checkpoints, self._soon()) < fault.checkpoints:
+            return f"the job saved fewer than {fault.checkpoints} checkpoints in time; save more often, or --minutes N"
         return ""
 
     def _inject(self, fault: Fault, node: Node, seconds: int) -> Injected | Result:
         script = inject_script(fault, self._place(node.name), seconds)
         try:
             result = self.session.run(node, script, root=fault.root, deadline=_DEADLINE)
+        except RootRefused as error:
+            self._active = None  # nothing ran
+            return Result(fault, "not tried", node.name, f"it needs root: {error.reason}")
         except ClusterctlError as error:
-            root = "it needs root: " if fault.root else ""
-            return Result(fault, "not tried", node.name, f"{root}{error}".replace("\n", "; "))
+            return Result(fault, "not tried", node.name, str(error).replace("\n", "; "))
         if result.rc:
             why = (result.err.strip().splitlines() or [f"its script ended with status {result.rc}"])[-1]
             if result.rc != SKIPPED:
@@ -360,6 +367,8 @@ class Rehearsing:
                     resuming.resume(
                         self.session, self.run.run, resuming.ResumeOptions(following=Following(detach=True))
                     )
+                except InterruptedByUser:
+                    raise
                 except ClusterctlError as error:
                     self._stuck = f"the run did not continue after: {injected.fault.about}"
                     return failed(injected, self._events.seen(), f"clusterctl resume: {error}")
