@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from provision.errors import ClusterctlError, InterruptedByUser, PreflightError, RunFailedError
 from provision.inventory import fold
 from provision.masking import mask_words
-from provision.model import Node
+from provision.model import Node, Notice
 from provision.rehearsal.certificate import HTML, JSON, Certificate, page, to_object
 from provision.rehearsal.faults import (
     CONTROLLER,
@@ -403,6 +403,7 @@ class Rehearsing:
         fault, node, ends = self._active
         if fault.name != CONTROLLER and lasting(fault, self.asked.seconds, self.asked.training.policy.lost_after):
             script = undo_script(fault.name, self._place(node.name))
+            waiting = False
             while True:
                 try:
                     self.session.output(node, script, root=fault.root, deadline=_DEADLINE)
@@ -411,6 +412,11 @@ class Rehearsing:
                     if time.monotonic() > ends + _DEADLINE:
                         self._left[node.name] = f"{fault.about} may not be undone: {error}"
                         break
+                    if not waiting:
+                        left = max(0.0, ends - time.monotonic())
+                        text = f"{node.name} does not answer; it ends the fault itself in about {left:.0f} s"
+                        self.session.emit(Notice(text))
+                        waiting = True
                 time.sleep(_AGAIN)  # the node's own timer ends the fault; no event of this machine shows it
         self._active = None
 
