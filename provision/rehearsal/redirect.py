@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from provision.errors import UsageError
 from provision.run.files import WORK
 from provision.run.job import Job
+from provision.run.outputs import output_of
+from provision.run.script_source import Source
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,19 @@ def own_output(job: Job, output: str | None, token: str) -> Own:
             "where this program saves its checkpoints is not known, so a rehearsal might write over a real output",
             hint="name its folder as the program receives it, relative to its code: --output DIR",
         )
+    typed = output_of(replace(job, output=None), None, Source.read([])) if job.output is not None else None
+    if typed is not None and typed.startswith("/") and typed != posixpath.normpath(output):
+        raise UsageError(
+            f"--output is {job.output}, but the program's arguments name {typed}, which a rehearsal would write over",
+            hint=f"--output {typed}",
+        )
     if not output.startswith("/"):
+        if any(part.startswith("~") for part in output.split("/")):
+            raise UsageError(
+                f"the output folder {job.output or output.removeprefix(f'{WORK}/')} starts with ~, which only the "
+                "program expands, so a rehearsal might write over it",
+                hint="write it as an absolute path",
+            )
         inside = posixpath.normpath(output)
         if inside.startswith("../") or inside in ("..", "."):
             raise UsageError(

@@ -19,7 +19,7 @@ from provision.model import ignore
 sys.path.append(str(Path(__file__).parent))  # for command and local_sshd; last, so that they hide no module
 
 LONG = (  # groups that take minutes, the longest first
-    "program_nodes", "training_nodes", "test_relay_failures", "plain_nodes", "test_kills", "test_push_breaks",
+    "program_nodes", "training_nodes", "test_relay_failures", "plain_nodes", "test_kills", "test_rehearse", "test_push_breaks",
     "test_deploy_relay",
     "test_releases", "test_tool", "test_deploy", "test_push",
 )  # fmt: skip

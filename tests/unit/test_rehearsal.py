@@ -233,6 +233,14 @@ def test_an_output_that_cannot_be_replaced_is_refused(output, message):
     assert caught.value.hint
 
 
+def test_an_output_that_the_arguments_contradict_is_refused():
+    job = Job("script", "train.py", ("--output_dir", "/data/real"), output="out")
+    with pytest.raises(UsageError, match="arguments name /data/real, which a rehearsal would write over"):
+        own_output(job, "job/out", "ab")
+    with pytest.raises(UsageError, match="starts with ~"):
+        own_output(Job("script", "train.py", ("--out", "~/real")), "job/~/real", "ab")
+
+
 # --- faults and their scripts ----------------------------------------------------------------------
 
 
