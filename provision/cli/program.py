@@ -60,6 +60,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {  # by subject: the commands, each wi
     },
     "Training": {
         "train": "train",
+        "rehearse": "rehearse",
         "monitor": "monitor",
         "logs": "logs",
         "runs": "history",
@@ -111,6 +112,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "plan": ("clusterctl plan llama-3-8b --nodes 2", "clusterctl plan sft.yaml --gpus 8 --gpu H200"),
     "prune": ("clusterctl prune --keep 2 --dry-run",),
     "push": ("clusterctl push ./datasets /data/datasets",),
+    "rehearse": (
+        "clusterctl rehearse --nodes 2 sft.yaml",
+        "clusterctl rehearse --faults kill-rank,cut-network --minutes 5 train.py -- --lr 1e-4",
+    ),
     "releases": ("clusterctl releases",),
     "report": ("clusterctl report sft", "clusterctl report sft-a sft-b -o compare.html"),
     "resume": ("clusterctl resume sft", "clusterctl resume sft --exclude gpu03"),

@@ -73,7 +73,7 @@ _SAVE_EVERY = click.option(
     help="Save at the best interval, or e.g. every 10min. Own trainers, LLaMA-Factory.",
 )
 
-_WHAT: _Options = (
+JOB_OPTIONS: _Options = (
     click.option(
         "--launcher",
         type=click.Choice(["auto", *launchers.names()]),
@@ -140,17 +140,7 @@ _SLURM: _Options = (
         help="Another option of sbatch, e.g. --qos=high. Repeatable.",
     ),
 )
-_HOW: _Options = (
-    click.option("--detach", is_flag=True, help="Return once the run has started on every node."),
-    number("--restarts", type=INDEX, default=0, help="Restart a failed run up to N times."),
-    *_COPIES,
-    click.option(
-        "--save-to",
-        type=click.Choice(["disk", "memory"]),
-        default="disk",
-        show_default=True,
-        help="Where the program saves first.",
-    ),
+POLICY_OPTIONS: _Options = (
     number(
         "--lost-after",
         type=SECONDS,
@@ -172,12 +162,26 @@ _HOW: _Options = (
         show_default=True,
         help="What to do about a hang.",
     ),
+)
+EXCLUDE_BAD = click.option("--exclude-bad", is_flag=True, help="Train without nodes that fail the checks.")
+_HOW: _Options = (
+    click.option("--detach", is_flag=True, help="Return once the run has started on every node."),
+    number("--restarts", type=INDEX, default=0, help="Restart a failed run up to N times."),
+    *_COPIES,
+    click.option(
+        "--save-to",
+        type=click.Choice(["disk", "memory"]),
+        default="disk",
+        show_default=True,
+        help="Where the program saves first.",
+    ),
+    *POLICY_OPTIONS,
     number("--spares", type=INDEX, default=0, help="Keep N further nodes to replace lost ones."),
     number("--min-nodes", type=COUNT, help="Without spares left, continue on at least N nodes."),
     _SAVE_EVERY,
     _NOTIFY,
     _EXPECTED,
-    click.option("--exclude-bad", is_flag=True, help="Train without nodes that fail the checks."),
+    EXCLUDE_BAD,
     click.option("--force", is_flag=True, help="Start even if a check predicts a failure."),
     click.option("--dry-run", is_flag=True, help="Print each node's commands; start nothing."),
     click.option(
@@ -186,7 +190,9 @@ _HOW: _Options = (
 )
 
 
-def _with(options: _Options) -> Callable[..., Any]:
+def with_options(options: _Options) -> Callable[..., Any]:
+    """Adds options to a command, in their order."""
+
     def add(command: Callable[..., None]) -> Callable[..., None]:
         for option in reversed(options):
             command = option(command)
@@ -198,9 +204,9 @@ def _with(options: _Options) -> Callable[..., Any]:
 @click.command("train")
 @on_nodes
 @number("--nodes", "-n", "count", type=COUNT, help="Train on the first N nodes.")
-@_with(_WHAT)
-@_with(_SLURM)
-@_with(_HOW)
+@with_options(JOB_OPTIONS)
+@with_options(_SLURM)
+@with_options(_HOW)
 @click.argument("words", nargs=-1, metavar="[CONFIG | SCRIPT] [-- ARGS...]")
 @reporting
 def train_command(
@@ -301,19 +307,19 @@ def read_training(
     zero: str | None,
     pattern: str | None,
     restarts: int,
-    copies: int | None,
-    copies_space: str | None,
-    copies_rate: str | None,
-    save_to: str,
     lost_after: float,
     hang_after: float | None,
     on_hang: str,
     notify: str | None,
     expected: str | None,
-    save_every: str | None,
     detach: bool,
     exclude_bad: bool,
     force: bool,
+    copies: int | None = None,
+    copies_space: str | None = None,
+    copies_rate: str | None = None,
+    save_to: str = "disk",
+    save_every: str | None = None,
     spares: int = 0,
     min_nodes: int | None = None,
     **job_options: Any,
@@ -410,7 +416,7 @@ def read_variables(given: tuple[str, ...], reporter: Reporter) -> dict[str, str]
 @number("--nodes", "-n", "count", type=COUNT, help="Resume on the first N of its nodes.")
 @click.option("--detach", is_flag=True, help="Return once the run has started on every node.")
 @number("--restarts", type=INDEX, help="Restart a failed run up to N times.")
-@_with(_COPIES)
+@with_options(_COPIES)
 @click.option("--force", is_flag=True, help="Start even if a check predicts a failure.")
 @_RESUME_ARG
 @_NOTIFY

@@ -1,13 +1,10 @@
 """The report's HTML: tables and pictures that need no script, and the data of the curves.
 
-Everything from nodes and logs is escaped. The page may run and show only what is in it: its policy
-(Content-Security-Policy) names the digests of its own scripts and style, and no other source.
+Everything from nodes and logs is escaped; ``html`` has the frame of the page.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
@@ -33,6 +30,7 @@ from provision.report.data import (
     row_times,
     step_times,
 )
+from provision.report.html import html_page
 from provision.report.names import RULES
 from provision.report.picture import Points, escaped, picture
 from provision.run.difference import KINDS, RANKS, compare
@@ -75,28 +73,12 @@ def report_page(runs: Sequence[RunData], now: float, removed: Mapping[str, int] 
     """
     style = template_text(f"{_UPLOT}/uPlot.min.css") + template_text("report/report.css")
     scripts = [template_text(f"{_UPLOT}/uPlot.iife.min.js"), template_text("report/report.js")]
-    policy = (
-        f"default-src 'none'; script-src {' '.join(map(_digest, scripts))}; style-src {_digest(style)}; "
-        "base-uri 'none'; form-action 'none'"
-    )
     data = _json({"runs": [run_curves(run) for run in runs]})
     title = ", ".join(run.id for run in runs)
     licence = template_text(f"{_UPLOT}/LICENSE").replace("--", "- -")
     body = "".join(_body(runs, now, removed))
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">'
-        f"<title>{escaped(title)}</title><style>{style}</style></head>\n<body>{body}\n"
-        f'<script id="data" type="application/json">{data}</script>\n<!-- uPlot 1.6.32\n{licence}-->\n'
-        + "".join(f"<script>{script}</script>\n" for script in scripts)
-        + "</body></html>\n"
-    )
-
-
-def _digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+    tail = f'<script id="data" type="application/json">{data}</script>\n<!-- uPlot 1.6.32\n{licence}-->\n'
+    return html_page(title, body, style, scripts, tail)
 
 
 def _json(data: Any) -> str:

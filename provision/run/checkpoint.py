@@ -50,6 +50,12 @@ print(json.dumps(answer))
 """
 
 
+def step_of(name: str) -> int | None:
+    """The step in a checkpoint's name; None if it has none, or counts epochs."""
+    found = number_in(name)
+    return None if found is None or found.epochs else found.value
+
+
 @dataclass(frozen=True)
 class Newest:
     """The newest complete checkpoint: its path below the output, and why newer ones are skipped.

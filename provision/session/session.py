@@ -129,6 +129,12 @@ class Session:
             self.seconds[event.stage] = self.seconds.get(event.stage, 0.0) + event.seconds
         self._emit(event)
 
+    def disconnect(self) -> None:
+        """Close all connections at once, as if this machine were gone; the next use opens new ones."""
+        if self._connections is not None and not self._lent:
+            self._connections.close()
+            self._connections = None
+
     # --- stages ----------------------------------------------------------------------------------
 
     def ask(

@@ -357,6 +357,21 @@ def stop(
     return _with_silent(done, silent) if silent and not already else done
 
 
+def stop_script(
+    folder: str, run: str, node: str, rank: int, *, options: Sequence[str] = (), ports: Sequence[int] = ()
+) -> str:
+    """The script that asks a node's agent to stop a run, and verifies that no process of it is left there."""
+    return render(
+        "run/stop.sh.j2",
+        run=folder,
+        plan=plan_name(rank),
+        options=["--who", record.author(), *options],
+        mark=f"CLUSTERCTL_RUN={run}",
+        name=f"CLUSTERCTL_NODE={node}",
+        ports=list(ports),
+    )
+
+
 def stop_on(
     session: Session,
     run: str,
@@ -371,14 +386,8 @@ def stop_on(
 
     def ask(node: Node) -> Proof:
         rank = ranks[node.name]
-        script = render(
-            "run/stop.sh.j2",
-            run=folder,
-            plan=plan_name(rank),
-            options=["--who", record.author(), *(["--save"] if save else [])],
-            mark=f"CLUSTERCTL_RUN={run}",
-            name=f"CLUSTERCTL_NODE={node.name}",
-            ports=[port] if port and rank == 0 else [],
+        script = stop_script(
+            folder, run, node.name, rank, options=["--save"] if save else [], ports=[port] if port and rank == 0 else []
         )
         result = session.run(node, script, deadline=SAVING if save else PATIENCE)
         return parse_proof(result.out, result.err)

@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parent))  # for command and local_sshd; last,
 
 LONG = (  # groups that take minutes, the longest first
     "program_nodes", "training_nodes", "test_relay_failures", "plain_nodes", "test_slurm", "test_kills",
-    "test_push_breaks", "test_deploy_relay",
+    "test_rehearse", "test_push_breaks", "test_deploy_relay",
     "test_releases", "test_tool", "test_deploy", "test_push",
 )  # fmt: skip
 

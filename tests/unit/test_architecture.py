@@ -18,7 +18,8 @@ LAYERS = (
     {"__init__", "errors", "model"},
     # pure: everything that decides
     {"inventory", "render", "script", "env", "data", "checks", "services", "launchers", "output_text", "run", "tool"}
-    | {"ospackages", "netbench", "slurm", "diagnosis", "hints", "masking", "stages", "registry", "typed", "report"},
+    | {"ospackages", "netbench", "slurm", "diagnosis", "hints", "masking", "stages", "registry", "typed", "report"}
+    | {"rehearsal"},
     # what reaches nodes
     {"ssh", "sandbox", "transfer"},
     {"session"},

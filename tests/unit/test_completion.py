@@ -45,7 +45,7 @@ def cluster(tmp_path):
 
 
 def test_commands(cluster):
-    assert offered(cluster, "re") == ["releases", "report", "resume"]
+    assert offered(cluster, "re") == ["rehearse", "releases", "report", "resume"]
     assert offered(cluster, "sandbox", "") == ["down", "list", "up"]
     assert "--restarts" in offered(cluster, "train", "--re")
 
