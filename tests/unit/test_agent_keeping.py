@@ -258,7 +258,7 @@ def test_memory_that_is_too_small_is_reported_and_the_disk_used(tmp_path):
 def test_a_folder_in_memory_that_is_deleted_deletes_nothing_on_the_disk(tmp_path):
     run = alone(tmp_path, 1)
     try:
-        eventually((tmp_path / "out/checkpoint-1/trainer_state.json").exists, 30)
+        eventually((tmp_path / "out/checkpoint-1/training_args.bin").exists, 30)  # it is written last
         shutil.rmtree(ram_of(run))  # as systemd at logout
         os.kill(run.state()["command"], signal.SIGKILL)
         assert run.wait_end()["state"] == "failed"

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import math
 import sys
+from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
+
 from agents import Run, plan_of
 from hypothesis import given
 from hypothesis import strategies as st

@@ -77,7 +77,8 @@ class Effective(NamedTuple):
     def to_object(self) -> Dict[str, Any]:
         """The account as plain JSON values."""
         values = {
-            name: round(value, 3) if isinstance(value, float) else value for name, value in self._asdict().items()
+            name: round(min(value, _LONGEST), 3) if isinstance(value, float) else value  # a clock may jump
+            for name, value in self._asdict().items()
         }
         return dict(values, version=VERSION)
 
