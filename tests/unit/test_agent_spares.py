@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -38,6 +39,28 @@ new.rename("resumed")
 time.sleep(float(os.environ.get("LONGER", "0")))
 """
 )
+# Each node saves its own rank's file alone. A resumed one shows the file that its rank reads.
+PARTED = (
+    SAVE
+    + """
+import time
+rank = int(os.environ["RANK"])
+found = [word for word in sys.argv[1:] if word.startswith("resume=")]
+own = "rng_state_%d.pth" % rank
+if not found:
+    save(2, rank, weights=rank == 0)
+    with zipfile.ZipFile("out/checkpoint-2/" + own, "w") as file:
+        file.writestr("data", "of rank %d" % rank)
+    open("ready", "w").close()
+    time.sleep(600)
+folder = pathlib.Path(found[-1].partition("=")[2])
+with zipfile.ZipFile(folder / own) as file:
+    about = {"rank": rank, "data": file.read("data").decode(), "weights": (folder / "model.safetensors").is_file()}
+new = pathlib.Path("resumed.new")
+new.write_text(json.dumps(about))
+new.rename("resumed")
+"""
+)
 WORDS = ("{node_rank}", "{nnodes}", "{master}", "{first_rank}", "{world_size}")
 
 
@@ -50,12 +73,12 @@ class SpareRun:
         self.parts, self.shared = nodes(folder, count, others=others, **link)
         self.active = active
 
-    def start(self, **plan):
+    def start(self, code=TRAINER, **plan):
         shared = self.shared | {"nnodes": self.active}
         for part in self.parts:
             first = part.rank if part.rank < self.active else 0
             part.plan(
-                TRAINER,
+                code,
                 *WORDS,
                 each_rank=True,
                 first_rank=first,
@@ -150,6 +173,17 @@ def test_a_spare_takes_the_rank_of_a_lost_node(spare_run):
         assert run.parts[position].state()["members"] == ["n0", "n3", "n2"]
         assert list(run.parts[position].state()["excluded"]) == ["n1"]
     assert not (run.parts[3].folder / "ready").exists()
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_spare_gets_the_files_of_a_node_that_is_lost_with_its_disk(spare_run, lost):
+    run = spare_run(3, 1).start(PARTED, copies={}).wait_ready()
+    eventually(lambda: run.events(0, "copied"))
+    run.kill(lost)
+    shutil.rmtree(run.parts[lost].folder / "out")
+    for rank, position in enumerate([3 if position == lost else position for position in range(3)]):
+        assert run.resumed(position) == {"rank": rank, "data": f"of rank {rank}", "weights": True}
+    assert {end["state"] for end in run.ends(*({0, 1, 2, 3} - {lost}))} == {"finished"}
 
 
 def test_another_agent_becomes_the_hub_if_rank_0_is_lost(spare_run):
