@@ -32,9 +32,10 @@ MEMORY = 640  # MB
 BOOT_SECONDS = 600  # about 20 on a quiet host
 # mitigations: an emulated CPU leaks nothing, and emulated barriers cost much. panic: a crash is a reboot, not a hang.
 # norandmaps: QEMU translates a library again for each address that a process has it at, which doubled the cost of all.
+# No audit=0: each login and sudo would have the kernel start modprobe a dozen times, for the socket that it then lacks.
 _KERNEL = (
     "console=ttyS0 root=/dev/nvme0n1 rootfstype=ext4 rootflags=noinit_itable rw quiet panic=1 mitigations=off"
-    " audit=0 apparmor=0 random.trust_cpu=on nowatchdog net.ifnames=0 norandmaps"
+    " apparmor=0 random.trust_cpu=on nowatchdog net.ifnames=0 norandmaps modprobe.blacklist=ata_piix,ata_generic"
 )
 
 
@@ -212,12 +213,11 @@ def machines(count: int, folder: Path | None = None) -> Iterator[Lab]:
         key, known_hosts = folder / "id", folder / "known_hosts"
         shutil.copy(disk.key, key)
         known_hosts.write_text("".join(f"{address} {disk.host_key}\n" for address in addresses))
-        options = (
+        options = (  # a login costs the emulated CPU a second: a user's first connection serves the next calls too
             "BatchMode=yes", "IdentitiesOnly=yes", "ConnectTimeout=60", "ServerAliveInterval=60",
             "StrictHostKeyChecking=yes", f"UserKnownHostsFile={known_hosts}", "GlobalKnownHostsFile=/dev/null",
+            "ControlMaster=auto", f"ControlPath={folder}/%h-%r", "ControlPersist=yes",
         )  # fmt: skip
-        # A login costs the emulated processor 1.6 s: the first of a user's opens the connection for all others.
-        options += ("ControlMaster=auto", f"ControlPath={folder}/%h-%r", "ControlPersist=yes")
         ssh = ("ssh", "-F", "none", "-i", str(key), *(word for each in options for word in ("-o", each)))
         switch = machine_parts.switch(stack, names, subnet)
         started = []
