@@ -88,17 +88,33 @@ class Machine:
         self.wait_up()
 
     def power_cycle(self) -> None:
-        """Takes the power away for a moment: nothing is shut down. Wait with ``wait_reached`` or ``wait_up``."""
+        """Takes the power away for a moment: nothing is shut down. Wait with ``wait_reached`` or ``wait_up``.
+
+        Raises:
+            LabError: the CPU kept running through every reset.
+        """
         self.hang_up()
+        for _ in range(10):
+            if self._reset():
+                return
+        raise self._trouble("was not reset")
+
+    def _reset(self) -> bool:
+        """Whether a reset reached the CPU, which then runs the BIOS, which resets; at times only the devices get it."""
         with socket.socket(socket.AF_UNIX) as monitor:  # QEMU's, see docs/interop/qmp-spec
+            monitor.settimeout(15)  # about 0.1 on a quiet host
             monitor.connect(str(self.console.with_suffix(".qmp")))
             lines = monitor.makefile("rw")
-            lines.readline()  # its greeting
             for command in ("qmp_capabilities", "system_reset"):
                 lines.write(json.dumps({"execute": command}) + "\n")
-                lines.flush()
-                while "return" not in (answer := json.loads(lines.readline())):
+            lines.flush()
+            with contextlib.suppress(TimeoutError):
+                for line in lines:
+                    answer = json.loads(line)
                     assert "error" not in answer, answer
+                    if answer.get("event") == "RESET" and answer["data"]["guest"]:
+                        return True
+        return False
 
     def wait_reached(self, seconds: float = BOOT_SECONDS) -> None:
         """Waits until people can log in after a boot, also where something is still being started.
