@@ -38,6 +38,17 @@ MASKED = (
     "sys-kernel-debug.mount", "sys-kernel-tracing.mount", "sys-kernel-config.mount", "sys-fs-fuse-connections.mount",
     "modprobe@configfs.service", "modprobe@dm_mod.service", "modprobe@drm.service", "modprobe@efi_pstore.service",
     "modprobe@fuse.service", "modprobe@loop.service", "systemd-network-generator.service",
+    "kmod-static-nodes.service", "systemd-random-seed.service", "systemd-sysusers.service",
+    "systemd-journal-flush.service", "systemd-journald-audit.socket", "proc-sys-fs-binfmt_misc.automount",
+    "systemd-ask-password-console.path", "systemd-ask-password-wall.path",
+)  # fmt: skip
+# Programs that systemd starts at each boot and daemon-reload, several of them for each change of a service, and that
+# find nothing to do here. Those of fstab and NFS stay.
+GENERATORS = (
+    "systemd-cryptsetup-generator", "systemd-debug-generator", "systemd-getty-generator", "systemd-gpt-auto-generator",
+    "systemd-hibernate-resume-generator", "systemd-integritysetup-generator", "systemd-rc-local-generator",
+    "systemd-run-generator", "systemd-system-update-generator", "systemd-sysv-generator",
+    "systemd-veritysetup-generator",
 )  # fmt: skip
 
 # A machine's name is on its kernel's command line, since all machines share one disk: lab.name= and lab.address=.
@@ -115,6 +126,7 @@ FILES = {
     "etc/ssh/sshd_config.d/lab.conf": (0o644, "HostKey /etc/ssh/ssh_host_ed25519_key\n"),
     # Units that take long on a busy host are slow, not broken.
     "etc/systemd/system.conf.d/lab.conf": (0o644, "[Manager]\nDefaultTimeoutStartSec=600s\n"),
+    "etc/systemd/journald.conf.d/lab.conf": (0o644, "[Journal]\nStorage=volatile\nAudit=no\n"),
 }
 
 
@@ -177,6 +189,9 @@ def _adapt(root: Path, home: Path, log: Log) -> None:
     chroot = ["chroot", root]
     log.run([*chroot, "useradd", "--create-home", "--uid", str(USER_ID), "--shell", "/bin/bash", USER])
     log.run([*chroot, "systemctl", "mask", *MASKED])
+    (root / "etc/systemd/system-generators").mkdir()
+    for name in GENERATORS:
+        (root / "etc/systemd/system-generators" / name).symlink_to("/dev/null")
     log.run([*chroot, "systemctl", "enable", "lab-identity.service", "lab-ready.service"])
     host_key = root / "etc/ssh/ssh_host_ed25519_key"
     for key in (home / "id", host_key):
