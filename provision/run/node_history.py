@@ -119,7 +119,7 @@ def read(inventory: Path) -> dict[str, Excluded]:
         ) from None
     if content.get("version") != VERSION:
         what = f"{path}: version {str(content.get('version'))[:20]}, but only version {VERSION} is supported"
-        raise UsageError(what, hint=f"a newer clusterctl wrote it; or remove it: rm {path}")
+        raise UsageError(what, hint=f"unless a newer version wrote it: rm {path}")
     entries = content.get("excluded")
     entries = entries if isinstance(entries, dict) else {}
     return {

@@ -116,7 +116,7 @@ def test_a_warm_up_is_no_longer_than_the_training():
 FIELDS = {
     "--nodes": "nodes", "--gpus": "gpus", "--gpu-memory": "memory", "--link": "link", "--host-memory": "host",
     "--cores": "cores", "--seq": "seq", "--global-batch": "global_batch", "--lora-rank": "rank",
-    "--efficiency": "efficiency",
+    "--efficiency": "efficiency", "--disk": "disk", "--failures": "failures",
 }  # fmt: skip
 
 

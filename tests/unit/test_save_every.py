@@ -27,7 +27,7 @@ from trainer.agent.contract.interval import NONE, Failures, best_interval, time_
 from trainer.agent.contract.plan import PlanError, SaveEvery, from_json
 from trainer.agent.run_files import NodePlan
 from trainer.agent.saves import catches, save_argument
-from trainer.agent.supervisor.attempt import for_attempt
+from trainer.agent.supervisor.attempt import with_checkpoint
 from trainer.plan import Cluster, Training, load
 from trainer.plan.saves import describe, saves
 
@@ -149,8 +149,8 @@ def test_the_argument_of_an_attempt_follows_the_measured_pace(tmp_path):
     assert save_argument(plan, slow) == "save_steps=180"
     assert save_argument(plan_of(save={"seconds": 600}), SPENT) is None  # by a signal
     node = NodePlan(plan, tmp_path, tmp_path / "plan-0.json")
-    assert for_attempt(node, {}, save_argument(plan, SPENT))[0] == ["x", "save_steps=60"]
-    assert for_attempt(node, {})[0] == ["x"]
+    assert with_checkpoint(node, {}, save_argument(plan, SPENT))[0] == ["x", "save_steps=60"]
+    assert with_checkpoint(node, {})[0] == ["x"]
     assert save_argument(plan_of(), SPENT) is None
 
 

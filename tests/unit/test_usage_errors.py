@@ -78,5 +78,5 @@ def commands(command, path):
 def test_every_command_refuses_an_unknown_option_in_this_style(run, path):
     code, out, err = run(*path, "--no-such-thing-at-all")
     assert (code, out) == (2, "")
-    whole = " ".join(["clusterctl", *path, *(["list"] if path == ["runs"] else [])])  # `runs` alone is `runs list`
+    whole = " ".join(["clusterctl", *path, *(["list"] if path in (["runs"], ["nodes"]) else [])])  # as `runs list`
     assert err == f"error: {whole} has no option --no-such-thing-at-all\ntry: {whole} --help\n"

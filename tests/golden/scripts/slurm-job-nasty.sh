@@ -11,6 +11,7 @@ until read -r cc_job 2>/dev/null <"$cc_run/slurm/go" && [ "$cc_job" = "$SLURM_JO
 done
 exec >>"$cc_run/slurm/log" 2>&1
 echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, restarts: ${SLURM_RESTART_COUNT:-0}"
+# shellcheck disable=SC2329 # the trap calls it
 cc_save() { # the job's time is almost over
     read -r cc_plan <"$cc_run/slurm/node-$SLURMD_NODENAME" && read -r cc_release <"$cc_run/release" &&
         "$cc_release/bin/python" -IS "$cc_run/agent" stop --save --who 'Slurm: the time of the job is almost over' \
