@@ -291,11 +291,20 @@ def merge_runs(answers: Iterable[NodeRuns]) -> dict[str, Run]:
 
 
 def of_now(parts: Sequence[Part]) -> list[Part]:
-    """The parts of the newest start: a resume on fewer nodes leaves old parts behind. Running parts always stay."""
+    """The parts of the newest start: a resume on other nodes leaves old parts behind. Running parts always stay."""
     newest = max(parts, key=lambda part: (part.live, part.rank == 0, part.number("began") or 0.0))
     count = newest.number("nnodes")
-    left = [part for part in parts if not any(_excludes(other, part) for other in parts)]
+    gone = [part for part in parts if _left_behind(newest, part) or any(_excludes(other, part) for other in parts)]
+    left = [part for part in parts if part not in gone]
     return [part for part in left if part.live or count is None or part.number("nnodes") in {None, count}] or left
+
+
+def _left_behind(newest: Part, part: Part) -> bool:
+    """Whether a part is of an earlier start, and its node has no rank any more."""
+    began, since = newest.number("began"), part.number("began")
+    if part.live or not newest.members or part.node in newest.members or began is None or since is None:
+        return False
+    return since < began - _SAME_START
 
 
 def _excludes(other: Part, part: Part) -> bool:

@@ -140,7 +140,7 @@ def train(
             "WARM": str(WARM if names else 0),
         }
         plan = {
-            "version": 1, "run": run, "node": f"n{rank}", "node_rank": rank, "nnodes": count, "argv": argv, "env": env,
+            "version": 2, "run": run, "node": f"n{rank}", "node_rank": rank, "nnodes": count, "argv": argv, "env": env,
             "cwd": ".", "logs": "logs", "first_rank": rank, "link": link if names else None, "copies": copies,
             "resume": {"output": "out", "argv": [], "env": {}, "known": True},
         }  # fmt: skip

@@ -56,7 +56,7 @@ class Job:
         for rank, name in enumerate(names):
             each = self.ranks // nodes
             plan: dict[str, Any] = {
-                "version": 1,
+                "version": 2,
                 "run": f"healthy-{number}",
                 "node": name,
                 "node_rank": rank,

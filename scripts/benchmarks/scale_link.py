@@ -29,7 +29,7 @@ def plan(rank: int, link: dict[str, Any]) -> Any:
     """A plan with this link."""
     from trainer.agent.contract.plan import from_object  # noqa: PLC0415 - only children need the agent
 
-    fields = {"version": 1, "run": "r", "node": link["nodes"][rank], "argv": ["x"], "env": {}}
+    fields = {"version": 2, "run": "r", "node": link["nodes"][rank], "argv": ["x"], "env": {}}
     return from_object(fields | {"node_rank": rank, "nnodes": len(link["nodes"]), "link": link})
 
 

@@ -172,3 +172,21 @@ def test_a_run_with_a_replaced_node_has_its_members_in_the_order_of_their_ranks(
     assert [(part.rank, part.position) for part in run.parts] == [(0, 0), (1, 3), (2, 2)]
     idle = run_of(gpu01=of("gpu01", 0, now[:1], "finished"), gpu04=of("gpu04", 1, now[:1], "failed"))
     assert (idle.members, idle.spares, idle.state) == (("gpu01",), ("gpu04",), "finished")
+
+
+def test_a_run_that_was_resumed_on_other_nodes_is_without_the_old_rank_0():
+    """Rank 0's node was lost; the others took over, ended, and were resumed."""
+
+    def of(node, rank, members, began, message):
+        text = state(node, rank, message=message, began=began)
+        start, _, about = text.rpartition("state ")
+        return f"{start}state {json.dumps(json.loads(about) | {'members': members, 'excluded': {}})}"
+
+    now = ["gpu03", "gpu02"]
+    run = run_of(
+        gpu01=of("gpu01", 0, ["gpu01", "gpu02"], 100.0, "running"),
+        gpu02=of("gpu02", 1, now, 1000.0, "finished"),
+        gpu03=of("gpu03", 2, now, 1000.0, "finished"),
+    )
+    assert (run.members, run.missing, run.state) == (tuple(now), 0, "finished")
+    assert [(part.node, part.rank) for part in run.parts] == [("gpu03", 0), ("gpu02", 1)]
