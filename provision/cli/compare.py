@@ -150,6 +150,7 @@ def _preparing(
 
 
 _OTHER = {"inventory_path", "limit", "exclude", "as_json", "quiet", "dry_run", "shell"}  # of train's parameters
+_OTHER |= {"starter", "partition", "limit_time", "account", "sbatch"}  # a job of a bisection needs no job of Slurm
 
 
 def _option(name: str, values: tuple[str, ...]) -> tuple[str, ...]:

@@ -69,15 +69,15 @@ RUN_CLM = Program(
     prepare="prepare.py",
     typed=(
         *("--", "deepspeed", "--num_gpus=1", "--module", "training.run_clm", "--model_name_or_path", "model"),
-        *("--from_scratch", "--dataset_name", "data/wikitext", "--block_size", "32", "--max_steps", "60"),
+        *("--from_scratch", "--dataset_name", "data/wikitext", "--block_size", "32", "--max_steps", "80"),
         *("--save_steps", "20", "--logging_steps", "1", "--per_device_train_batch_size", "2"),
         *("--gradient_accumulation_steps", "8", "--use_cpu"),
         *("--deepspeed", "ds_config_cpu.json", "--output_dir", "./output"),
     ),
     line=r"'loss': '(?P<loss>[\d.]+)'.*'epoch': '(?P<step>[\d.]+)'",
-    last=60,
+    last=80,
     saved="checkpoint-{}",
-    newest="checkpoint-60",
+    newest="checkpoint-80",
     fp32=True,
     shown=lambda step: f"{step / 23:.4g}",  # it prints the epoch, of 23 steps
 )
@@ -175,7 +175,8 @@ PROGRAMS = [RUN_CLM, VLM, GPT2, TORCHTUNE, LITGPT, ACCELERATE]
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.folder.name)
 def test_killed_restarted_stopped_resumed_collected(program_nodes, lab_env, tmp_path, program):
     user = prepared(program_nodes, lab_env, tmp_path / "work", program.folder, program.prepare)
-    attached = user.start("train", *program.where, "--restarts", "1", *program.typed, until=program.at(2))
+    options = ("--restarts", "1", "--copies", "0")
+    attached = user.start("train", *program.where, *options, *program.typed, until=program.at(2))
     run = user.last_run().name
     node = "node02" if program.where[0] == "--nodes" else program.where[1]
     rank = user.rank(node, run)

@@ -59,6 +59,11 @@ class Training:
         (self.folder / bundle.name).hardlink_to(bundle)
 
     @staticmethod
+    def has_release(root):
+        """Whether a release is below a node's root."""
+        return Path(f"{root}{ROOT}/current").is_symlink()
+
+    @staticmethod
     def copy_release(source, target):
         """The release of one node's root to another's. Programs that run there write nothing to it: it is read-only."""
         script = (
