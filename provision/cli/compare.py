@@ -149,8 +149,10 @@ def _preparing(
     return prepare
 
 
-_OTHER = {"inventory_path", "limit", "exclude", "as_json", "quiet", "dry_run", "shell"}  # of train's parameters
-_OTHER |= {"starter", "partition", "limit_time", "account", "sbatch"}  # a job of a bisection needs no job of Slurm
+_OTHER = {  # of train's parameters; a job of a bisection needs no job of Slurm
+    *("inventory_path", "limit", "exclude", "as_json", "quiet", "dry_run", "shell"),
+    *("starter", "partition", "limit_time", "account", "sbatch"),
+}
 
 
 def _option(name: str, values: tuple[str, ...]) -> tuple[str, ...]:

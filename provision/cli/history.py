@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from provision.cli.cluster import Selection, no_answer, on_nodes
-from provision.cli.options import COUNT, INDEX, importing, number, reporting
+from provision.cli.options import COUNT, INDEX, ListGroup, importing, number, reporting
 from provision.env.text import number as count
 from provision.errors import InterruptedByUser, NodesFailedError, UsageError
 from provision.hints import again
@@ -40,15 +40,6 @@ class _Span(click.ParamType[float]):
         return int(found[1]) * _UNITS[found[2]]
 
 
-class _Runs(click.Group):
-    """``clusterctl runs`` alone, or with options, is ``clusterctl runs list``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
 def _choosing(command: Callable[..., None]) -> Callable[..., None]:
     """The options that choose runs in both commands."""
     for option in (
@@ -62,7 +53,7 @@ def _choosing(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.group("runs", cls=_Runs)
+@click.group("runs", cls=ListGroup)
 def runs_group() -> None:
     """List past runs, and remove old ones.
 

@@ -7,20 +7,11 @@ from dataclasses import asdict
 import click
 
 from provision.cli.cluster import Selection, load_inventory, on_nodes
-from provision.cli.options import importing, reporting
+from provision.cli.options import ListGroup, importing, reporting
 from provision.output import Reporter
 
 
-class _Nodes(click.Group):
-    """``clusterctl nodes`` alone, or with options, is ``clusterctl nodes list``."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
-            args = ["list", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group("nodes", cls=_Nodes)
+@click.group("nodes", cls=ListGroup)
 def nodes_group() -> None:
     """List what past runs say about each node, and trust excluded nodes again.
 

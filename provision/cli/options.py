@@ -220,3 +220,13 @@ def _corrected(words: Sequence[str], wrong: str, known: Iterable[str]) -> str:
             continue
         return shlex.join(["clusterctl", *words[:at], fixed, *words[at + 1 :]])
     return ""
+
+
+class ListGroup(click.Group):
+    """A group whose name alone, or with options, is its command ``list``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put ``list`` before what names no command."""
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)

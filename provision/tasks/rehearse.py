@@ -397,7 +397,7 @@ class Rehearsing:
     # --- the end -----------------------------------------------------------------------------------
 
     def _undo(self) -> None:
-        """Undo the active fault. A node whose network is cut answers when it has restored it by itself."""
+        """Undo the active fault. A node whose network is cut answers once its timer has restored it."""
         if self._active is None:
             return
         fault, node, ends = self._active

@@ -75,7 +75,7 @@ class Machine:
         return self.run(command, user=user).stdout.rstrip("\n")
 
     def hang_up(self) -> None:
-        """Ends the connections that ``run`` keeps, without a word to the machine."""
+        """Ends the connections that ``run`` keeps, without informing the machine."""
         for path in self.console.parent.glob(f"{self.address}-*"):
             argv = [*self.ssh, "-O", "exit", f"{path.name.rpartition('-')[2]}@{self.address}"]
             subprocess.run(argv, capture_output=True, check=False, timeout=60)

@@ -37,7 +37,7 @@ def child(says, goes_on):
         with one:
             os.write(says, what.encode() + b"\n")
             if not os.read(goes_on, 1):
-                os._exit(1)  # nobody looks any more
+                os._exit(1)  # the test has ended
 
     def heard(event, arguments):
         changes = event != "open" or (len(arguments) > 2 and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))

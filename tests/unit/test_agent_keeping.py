@@ -144,7 +144,7 @@ def test_copies_that_do_not_fit_are_reported_at_the_first_save(run):
     assert "do not fit (--copies-space is 100000)" in text
     assert "resume with a larger --copies-space or with --copies 0" in text
     runs.go(10, 0)
-    assert runs.wait_end()["state"] == "finished"  # the training goes on
+    assert runs.wait_end()["state"] == "finished"  # the training continues
 
 
 def test_more_copies_than_other_nodes(run):

@@ -34,7 +34,7 @@ _PID = b'"pid": '
 
 
 class Tail:
-    """The new complete lines of a file that grows. ``at``: the byte to start at; a shorter file starts anew."""
+    """The new complete lines of a file that grows. ``at``: the byte to start at; a shorter file is read whole."""
 
     def __init__(self, path: str, at: int) -> None:
         self.at = at

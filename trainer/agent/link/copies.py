@@ -487,12 +487,12 @@ class Copies:
         return str(self._who["run"])
 
     def own_address(self) -> str:
-        """The address by which this node reaches rank 0; on rank 0's node, the one at which it listens.
+        """The address by which this node reaches the hub; on the hub's node, the one at which it listens.
 
         Raises:
             OSError: there is none.
         """
-        if self._who["rank"] == 0:
+        if self._who["rank"] == self.hub:
             return str(self.address[1][0])
         with socket.socket(self.address[0], socket.SOCK_DGRAM) as sock:
             sock.connect(self.address[1])  # sends nothing

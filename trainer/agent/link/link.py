@@ -251,10 +251,6 @@ class Link:
         if self.copies is not None:
             self.copies.fetch(files, alive, on_bytes, done)
 
-    def send_to(self, rank: int, kind: str, **fields: Any) -> None:
-        """Rank 0: send to one other rank. All others: send to rank 0, whatever ``rank`` is."""
-        self._send_to(rank, dict(fields, kind=kind, node=self._plan.node, rank=self._plan.node_rank))
-
     def close(self) -> None:
         """Flush the messages, say goodbye, and end."""
         if self.copies is not None:
