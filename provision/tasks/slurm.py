@@ -213,10 +213,12 @@ class _SlurmStart(Start):
                 node=names[node.name],
                 job=reserved.job,
                 options=options,
-                logs=f"{there}/{plan.logs}",
+                logs=plan.logs,
             )
             text = session.output(node, script, deadline=_DEADLINE).strip()
-            return int(text) if text.isdecimal() and len(text) < 16 else 0
+            if not (text.isdecimal() and len(text) < 16):
+                raise ClusterctlError(f"its answer is not the size of a file: {text[-200:]!r}")
+            return int(text)
 
         handed = session.each(hand, on=self.nodes, limit=len(self.nodes), changes=True)
         self.refuse_failed(handed)
