@@ -20,7 +20,6 @@ pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PUBLIC = Path(__file__).with_name("public")
-ONE_THREAD = ("--env", "OMP_NUM_THREADS=1")  # a tiny model on a busy machine waits for its threads
 
 
 @dataclass(frozen=True)
@@ -111,7 +110,6 @@ TORCHTUNE = Program(
     prepare="prepare.py",
     where=("--limit", "node01"),
     typed=(
-        *ONE_THREAD,
         "--resume-arg",
         "resume_from_checkpoint=True checkpointer.checkpoint_files=[{name}/model-00001-of-00001.safetensors]",
         *("full_finetune_single_device.py", "--", "--config", "tiny.yaml"),
@@ -128,7 +126,7 @@ LITGPT = Program(
     prepare="prepare.py",
     where=("--limit", "node01"),
     typed=(
-        *(*ONE_THREAD, "--resume-arg", "--resume {checkpoint}/lit_model.pth", "--code", ".", "-m", "litgpt", "--"),
+        *("--resume-arg", "--resume {checkpoint}/lit_model.pth", "--code", ".", "-m", "litgpt", "--"),
         *("finetune_full", "model", "--out_dir", "out", "--precision", "32-true", "--eval.interval", "1000"),
         *("--data", "JSON", "--data.json_path", "data.json", "--data.val_split_fraction", "0.1"),
         *("--data.num_workers", "0", "--train.epochs", "1000", "--train.max_steps", "100"),
