@@ -1,4 +1,6 @@
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +20,19 @@ def pytest_collection_modifyitems(items):
     # Workers take files in this order: a long one must not start last, beside idle workers.
     rank = {name: number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(LONG)))
+
+
+@pytest.fixture(scope="session")
+def copy_tree():
+    """Copies the source tree to a folder, with its compiled files: each program there would compile what it imports."""
+    root = Path(__file__).parents[2]
+
+    def copy(folder):
+        for name in ("provision", "trainer", "templates"):
+            being_written = shutil.ignore_patterns("*.pyc.*")
+            shutil.copytree(root / name, folder / name, ignore=being_written)
+
+    return copy
 
 
 @pytest.fixture
