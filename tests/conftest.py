@@ -1,3 +1,4 @@
+import gc
 import os
 import signal
 import subprocess
@@ -23,6 +24,17 @@ hypothesis.settings.load_profile("clusterctl")
 
 # last, so that these modules hide no installed one
 sys.path += [str(LAB), str(LAB.parent / "benchmarks")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Collect tests without garbage collections, now and later: they would visit thousands of tests and free none."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import re
 import sys
 from pathlib import Path
@@ -65,6 +66,15 @@ def imports(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_collections():
+    """The syntax trees have millions of objects: a garbage collection visits all of them and frees none."""
+    gc.disable()
+    yield
+    tree.cache_clear()
+    gc.enable()
+
+
 def tops(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in imports(path)}
 
@@ -89,12 +99,14 @@ def test_the_finder_sees_every_kind_of_import(tmp_path, monkeypatch):
     assert imports(file) == {"a.b", "c.d", "e", "provision.env.g", "provision.h.i"}
 
 
-@pytest.mark.parametrize("path", sources("provision"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_inwards(path):
-    mine = layer(name_of(path))
-    assert mine is not None, f"{path.name}: give it a place in LAYERS here and in docs/architecture.md"
-    outward = {name for name in ours(path) if (layer(name) or 0) > mine}
-    assert not outward, f"{path.relative_to(ROOT)} imports {', '.join(sorted(outward))}, which builds on it"
+def test_imports_go_inwards():
+    found = []
+    for path in sources("provision"):
+        mine = layer(name_of(path))
+        assert mine is not None, f"{path.name}: give it a place in LAYERS here and in docs/architecture.md"
+        if outward := {name for name in ours(path) if (layer(name) or 0) > mine}:
+            found.append(f"{path.relative_to(ROOT)} imports {', '.join(sorted(outward))}, which builds on it")
+    assert not found, "\n".join(found)
 
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -232,6 +244,7 @@ def test_no_source_file_is_long():
 
 
 PRIVATE = re.compile(r"_[A-Za-z]\w*")
+NAMES_PRIVATE = re.compile(r"\b_(?!_)\w")  # a file without any is not parsed
 PUBLIC = {"_asdict", "_replace", "_exit"}  # of named tuples and ``os``
 IN_TEXT = re.compile(r"\b(?:[A-Z]\w*|(?:provision|trainer)(?:\.\w+)*)\._\w+")  # of a class, or of a module's full name
 SETTERS = {"setattr", "getattr", "delattr", "hasattr", "object"}  # the second argument may be a name
@@ -311,8 +324,16 @@ class Own:
     assert private_uses(ast.parse(source), {"_a", "_b", "_own"}) == wanted
 
 
-@pytest.mark.parametrize("path", sources("tests"), ids=lambda path: str(path.relative_to(ROOT)))
-def test_tests_use_no_private_names(path):
-    assert not private_imports(tree(path))
-    if path.name != Path(__file__).name:  # its texts show such uses
-        assert not private_uses(tree(path), private_names())
+def test_tests_use_no_private_names():
+    names, found = private_names(), {}
+    for path in sources("tests"):
+        text = path.read_text(encoding="utf-8")
+        if not NAMES_PRIVATE.search(text):
+            continue
+        source = ast.parse(text, str(path))
+        bad = private_imports(source)
+        if path.name != Path(__file__).name:  # its texts show such uses
+            bad |= private_uses(source, names)
+        if bad:
+            found[str(path.relative_to(ROOT))] = bad
+    assert not found

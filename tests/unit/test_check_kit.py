@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from provision import checks
 from provision.checks import Answer, Plan
 from provision.checks.kit import Level, threshold
 from provision.model import Inventory, Node
-
-ROOT = Path(checks.__file__).parents[2]
 
 TABLE = '''
 """Printers: a subject of one file."""
@@ -95,9 +91,8 @@ print(json.dumps(found))
 """
 
 
-def test_declaration_and_module_are_registered_by_their_files(tmp_path):
-    for name in ("provision", "templates"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+def test_declaration_and_module_are_registered_by_their_files(tmp_path, copy_tree):
+    copy_tree(tmp_path)
     (tmp_path / "provision" / "checks" / "printer.py").write_text(TABLE)
     (tmp_path / "provision" / "checks" / "mem_colour.py").write_text(MODULE)
     done = subprocess.run(

@@ -21,17 +21,19 @@ groups: {rack1: "gpu[01-02]"}
 PROGRAM = Path(sys.executable).with_name("clusterctl")
 
 
-def offered(folder, *words):
-    """The values that bash's script is given for the last word."""
-    environ = {
-        **os.environ,
-        "_CLUSTERCTL_COMPLETE": "bash_complete",
-        "COMP_WORDS": "\n".join(("clusterctl", *words)),
-        "COMP_CWORD": str(len(words)),
-    }
-    result = subprocess.run([PROGRAM], check=False, capture_output=True, text=True, cwd=folder, env=environ, timeout=60)
-    assert result.stderr == ""
-    return [line.partition(",")[2] for line in result.stdout.splitlines() if line]
+@pytest.fixture
+def offered(run, monkeypatch):
+    """The values that bash's script is given for the last word; the folder is the current one."""
+
+    def offered(*words):
+        monkeypatch.setenv("_CLUSTERCTL_COMPLETE", "bash_complete")
+        monkeypatch.setenv("COMP_WORDS", "\n".join(("clusterctl", *words)))
+        monkeypatch.setenv("COMP_CWORD", str(len(words)))
+        code, out, err = run()
+        assert (code, err) == (0, "")
+        return [line.partition(",")[2] for line in out.splitlines() if line]
+
+    return offered
 
 
 @pytest.fixture
@@ -44,41 +46,41 @@ def cluster(tmp_path):
     return tmp_path
 
 
-def test_commands(cluster):
-    assert offered(cluster, "re") == ["rehearse", "releases", "report", "resume"]
-    assert offered(cluster, "sandbox", "") == ["down", "list", "up"]
-    assert "--restarts" in offered(cluster, "train", "--re")
+def test_commands(cluster, offered):
+    assert offered("re") == ["rehearse", "releases", "report", "resume"]
+    assert offered("sandbox", "") == ["down", "list", "up"]
+    assert "--restarts" in offered("train", "--re")
 
 
-def test_nodes_and_groups(cluster):
-    assert offered(cluster, "check", "--limit", "") == ["gpu01", "gpu02", "storage", "@rack1"]
-    assert offered(cluster, "check", "--exclude", "gpu01,st") == ["gpu01,storage"]
-    assert offered(cluster, "logs", "--node", "gpu02") == ["gpu02"]
+def test_nodes_and_groups(cluster, offered):
+    assert offered("check", "--limit", "") == ["gpu01", "gpu02", "storage", "@rack1"]
+    assert offered("check", "--exclude", "gpu01,st") == ["gpu01,storage"]
+    assert offered("logs", "--node", "gpu02") == ["gpu02"]
 
 
-def test_nodes_of_another_inventory(cluster):
+def test_nodes_of_another_inventory(cluster, offered):
     other = cluster / "other.yaml"
     other.write_text("prefix: /opt/llm/current\nnodes: {head: 127.0.0.1}\n")
-    assert offered(cluster, "check", "-i", "other.yaml", "--limit", "") == ["head"]
+    assert offered("check", "-i", "other.yaml", "--limit", "") == ["head"]
 
 
-def test_runs_the_newest_first(cluster):
-    assert offered(cluster, "stop", "") == ["20261123-004858-sft-9b5a", "20261122-235943-train-8f68"]
-    assert offered(cluster, "status", "20261122") == ["20261122-235943-train-8f68"]
+def test_runs_the_newest_first(cluster, offered):
+    assert offered("stop", "") == ["20261123-004858-sft-9b5a", "20261122-235943-train-8f68"]
+    assert offered("status", "20261122") == ["20261122-235943-train-8f68"]
 
 
-def test_patterns_of_pack_env_are_not_completed_as_nodes(cluster):
-    assert offered(cluster, "pack-env", "--exclude", "") == []
+def test_patterns_of_pack_env_are_not_completed_as_nodes(cluster, offered):
+    assert offered("pack-env", "--exclude", "") == []
 
 
-def test_nothing_without_an_inventory(tmp_path):
-    assert offered(tmp_path, "check", "--limit", "") == []
-    assert offered(tmp_path, "rollback", "--to", "") == []
+def test_nothing_without_an_inventory(tmp_path, offered):
+    assert offered("check", "--limit", "") == []
+    assert offered("rollback", "--to", "") == []
 
 
-def test_no_releases_where_no_node_answers(tmp_path):
+def test_no_releases_where_no_node_answers(tmp_path, offered):
     (tmp_path / "inventory.yaml").write_text("prefix: /opt/llm/current\nnodes: {n: '127.0.0.1:1'}\n")
-    assert offered(tmp_path, "rollback", "--to", "") == []
+    assert offered("rollback", "--to", "") == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

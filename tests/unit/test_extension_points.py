@@ -4,14 +4,11 @@ Each test drops one file into a copy of the tree and uses it through the real co
 """
 
 import json
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 CHECK = """
 from provision.checks.kit import equal
 
@@ -101,10 +98,9 @@ INVENTORY = "prefix: /opt/llm/current\nnodes: {here: local}\nservices: {motd: {t
 
 
 @pytest.fixture
-def tree(tmp_path):
+def tree(tmp_path, copy_tree):
     """A copy of the tree, with the function that runs clusterctl in it."""
-    for folder in ("provision", "trainer", "templates"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    copy_tree(tmp_path)
 
     def drop(path, text):
         assert not (tmp_path / path).exists()

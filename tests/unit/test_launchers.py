@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -210,7 +209,6 @@ def test_stages_that_llamafactory_cannot_resume_are_not_resumed(settings):
 
 # --- scripts and modules -------------------------------------------------------------------------
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = Job("script", "train.py", ("--x", "a b"))
 
 
@@ -280,11 +278,9 @@ print(json.dumps({
 
 
 @pytest.fixture
-def copy(tmp_path):
+def copy(tmp_path, copy_tree):
     """A copy of the tree; it runs a program, and gives its exit code, output and last line of errors."""
-    for name in ("provision", "trainer"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "templates", tmp_path / "templates")
+    copy_tree(tmp_path)
 
     def run(program):
         argv = [sys.executable, "-B", "-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{program}"]

@@ -246,14 +246,20 @@ def test_a_part_of_a_real_line_gives_nothing_that_the_line_does_not(log, draw):
         " iteration 1/ 1 |" * 240,
     ],
 )
-def test_every_line_is_read_quickly(line):
+def test_every_line_is_read_quickly(line, allowed):
     for mark in MARKS:
-        assert cpu_time(lambda text=mark + line: list(parse_all(text))) < cpu_time(lambda: sum(range(400_000)))
+        # At best of five times, whatever other processes and the processor's speed make of a single one.
+        assert any(cpu_time(lambda text=mark + line: list(parse_all(text))) < allowed for _ in range(5)), mark
 
 
 def cpu_time(work):
-    """The least that it took this thread, whatever other processes and the processor's speed make of a single time."""
-    return min(timeit.repeat(work, number=2, repeat=5, timer=time.thread_time))
+    """What it takes this thread."""
+    return timeit.timeit(work, number=2, timer=time.thread_time)
+
+
+@pytest.fixture(scope="module")
+def allowed():
+    return min(cpu_time(lambda: sum(range(400_000))) for _ in range(5))
 
 
 DIGITS = re.compile(r"[0-9]+")

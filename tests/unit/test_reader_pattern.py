@@ -248,19 +248,19 @@ def command(*words, cwd):
     return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_metrics_of_a_file(tmp_path):
+def test_metrics_of_a_file(tmp_path, run):
     (tmp_path / "a.log").write_text(LOG, encoding="utf-8")
-    done = command("metrics", "--pattern", CHINESE, "--csv", "a.log", cwd=tmp_path)
-    assert done.stdout.splitlines()[1:] == ["10,2.31,,,,,", "20,2.11,,,,,"]
+    _, out, _ = run("metrics", "--pattern", CHINESE, "--csv", "a.log")
+    assert out.splitlines()[1:] == ["10,2.31,,,,,", "20,2.11,,,,,"]
     (tmp_path / "slow.log").write_text("1" * 4000 + "\n")
     for log, pattern, text in [
         ("a.log", "(?P<loss>[)", "unterminated character set at character 10"),
         ("a.log", r"los (?P<loss>\S+)", r"a.log: no line matches the pattern los (?P<loss>\S+)"),
         ("slow.log", r".*.*.*.*.*(?P<loss>x)", "the pattern takes too long"),
     ]:
-        done = command("metrics", "--pattern", pattern, log, cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert text in " ".join(done.stderr.split())
+        code, out, err = run("metrics", "--pattern", pattern, log)
+        assert (code, out) == (2, "")
+        assert text in " ".join(err.split())
 
 
 def test_train_refuses_a_pattern_before_it_starts(tmp_path):

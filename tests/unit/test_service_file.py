@@ -1,13 +1,10 @@
 """A service is one file: dropped into a copy of the tree, it is in the schema, the help, the order and the plans."""
 
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
 MOTD = """
 from provision.inventory.schema import Section, Text
 from provision.services.kit.changes import require, write_file
@@ -53,9 +50,8 @@ INVENTORY = (
 
 
 @pytest.fixture
-def copy(tmp_path):
-    for folder in ("provision", "trainer", "templates"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+def copy(tmp_path, copy_tree):
+    copy_tree(tmp_path)
     (tmp_path / "provision/services/motd.py").write_text(MOTD)
     (tmp_path / "inventory.yaml").write_text(INVENTORY % "hello")
     return tmp_path

@@ -1,6 +1,7 @@
 """A small environment with everything that makes real ones hard to move."""
 
 import base64
+import fcntl
 import hashlib
 import json
 import os
@@ -188,20 +189,37 @@ def compile_modules(prefix: Path, relocated: Relocated) -> None:
 
 
 @pytest.fixture(scope="session")
-def awkward(small, tmp_path_factory):
-    """A real environment with everything that is awkward to move; never written to."""
-    from real_env import make_awkward
+def once(tmp_path_factory):
+    """Makes what is in a folder once for all workers: ``once(name, make)`` calls ``make(folder)``."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
-    folder = tmp_path_factory.mktemp("awkward")
-    return make_awkward(small, folder, folder / "opt" / "env")
+    def once(name, make):
+        folder, complete = base / name, base / f"{name}.complete"
+        with (base / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not complete.exists():
+                folder.mkdir()  # exists if another worker failed: one error is enough
+                make(folder)
+                complete.touch()
+        return folder
+
+    return once
 
 
 @pytest.fixture(scope="session")
-def awkward_bundle(awkward, tmp_path_factory):
-    """The bundle of ``awkward``."""
-    out = tmp_path_factory.mktemp("bundle") / "env.ccb"
-    pack(awkward, out, name="env", emit=ignore)
-    return out
+def awkward(small, once):
+    """A real environment with everything that is awkward to move; never written to."""
+    from real_env import make_awkward
+
+    return once("awkward", lambda folder: make_awkward(small, folder, folder / "opt" / "env")) / "opt" / "env"
+
+
+@pytest.fixture(scope="session")
+def awkward_bundle(awkward, once):
+    """The bundle of ``awkward``; never written to."""
+    name = "env.ccb"
+    return once("awkward-bundle", lambda folder: pack(awkward, folder / name, name="env", emit=ignore)) / name
 
 
 @pytest.fixture

@@ -52,6 +52,7 @@ PARTS = ("rules", "aside", "aside2")
 KEYS = {"schema", "id", "title", "source", "kind", "program", "versions", "nodes", "cause", "fix", "part", "expected"}
 OPTIONAL = {"caught_by", "formats", "logs", "run"}
 
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same values, ten times as fast
 _START = 1718101200  # epoch seconds of a run's start
 _BOOT = 1000.0  # seconds of the machine before it
 
@@ -131,7 +132,7 @@ def score(cases: Iterable[Replay]) -> dict[str, int]:
 
 
 def _replay(path: Path) -> Replay:
-    data: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    data: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
     assert data["schema"] == SCHEMA, path
     assert data["id"] == path.stem, path
     assert set(data) >= KEYS, (path, KEYS - set(data))
