@@ -118,6 +118,8 @@ def run_output(result: RunStatus, now: float) -> Summary:
     about += [f"  moved aside, because it could not be used: {node}:{path}" for path, node in kept.items()]
     if (copied := head.fields.get("copied")) is not None:
         about.append(f"  newest copied checkpoint: {copied_text(copied)}")
+    if run.live:
+        about += [f"  {printable(text)}" for part in run.parts if (text := part.fields.get("copying"))]
     if data["straggler"]:
         about.append(f"  {printable(data['straggler'])}")
     if run.unmatched is not None:

@@ -135,6 +135,7 @@ class Hang(NamedTuple):
 
 COPIES = 16  # copies of a node's files at most
 SPACE = 1 << 60  # bytes
+LAST_COPIES = 120.0  # seconds that a run waits for copies of its last checkpoint after its program has ended
 
 
 class Copies(NamedTuple):
