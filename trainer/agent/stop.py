@@ -43,7 +43,7 @@ def stop(plan: NodePlan, *, save: bool, who: str, patience: Optional[float]) -> 
     agents = running_agents(state)
     if agents:
         if patience is None:
-            patience = plan.grace + STUBBORN + SLACK
+            patience = plan.grace + STUBBORN + SLACK + plan.data.memory_patience
             patience += plan.data.save_patience if save else 0.0
         if not _ask(plan, agents, save=save, who=who, patience=patience):
             _kill(agents)

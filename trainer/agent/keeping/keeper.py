@@ -6,8 +6,8 @@ them from the nodes that have them, in the background (``pacing.py``), and repor
 reported, rank 0 sends ``kept``: then older copies may be removed. One checkpoint is copied at a time; the next one is
 the newest that is complete by then.
 
-A spare is one more node that holds copies, like every other one: the nodes are in a ring, with the spares at its end. So
-each node receives the files of ``Copies.peers`` others. A spare that got all files would receive as much as all nodes
+A spare is one more node that holds copies, like every other one: the nodes are in a ring, with the spares at its end.
+So each node receives the files of ``Copies.peers`` others. A spare that got all files would receive as much as all nodes
 together, and its link would make the newest copied checkpoint older. A spare that replaces a node fetches its files at
 full speed from the node that holds them.
 

@@ -100,7 +100,7 @@ class Supervisor:
 
     def _rescue(self) -> None:
         """Move to the disk what an agent that was killed left in RAM."""
-        if self._plan.data.copies is None or not self._plan.data.copies.memory:
+        if self._plan.data.copies is None:
             return
         from ..keeping.memory import rescue  # noqa: PLC0415 - rare
 
@@ -456,7 +456,7 @@ class Supervisor:
                 return not control.broken and not (is_spare and control.failed_here())
             return not control.broken and not control.lost_nodes()
 
-        patience = plan.grace + STUBBORN + SLACK
+        patience = plan.grace + STUBBORN + SLACK + plan.data.memory_patience
         if control.stop is not None and control.stop.save:
             patience += plan.data.save_patience
         offer = offer_end(plan, outcome)
