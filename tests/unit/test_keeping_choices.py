@@ -54,7 +54,9 @@ def test_any_lost_nodes_leave_every_file_somewhere(count, spares, peers, data):
     offers[0]["checkpoints"][0]["says"] = {"complete.json": names}
     offers |= {rank: offer(rank) | {"ranks": [0, 0]} for rank in range(count, count + spares)}
     lists = files_to_copy(offers, GENERATION, peers, range(count))
-    assert max(len({giver for *_, giver in files}) for files in lists.values()) <= peers  # no node gets more than others
+    assert (
+        max(len({giver for *_, giver in files}) for files in lists.values()) <= peers
+    )  # no node gets more than others
     lost = set(data.draw(st.permutations(range(count + spares)))[:peers])
     left = {}
     for rank in set(range(count + spares)) - lost:

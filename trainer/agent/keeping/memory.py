@@ -416,9 +416,7 @@ def _remove_temporaries(disk: Path, node: str) -> None:
                 (Path(folder) / name).unlink()
 
 
-def _copy(
-    source: Path, target: Path, node: str, *, keep_newer: bool = False, until: Optional[float] = None
-) -> bool:
+def _copy(source: Path, target: Path, node: str, *, keep_newer: bool = False, until: Optional[float] = None) -> bool:
     """Copy a file to the disk under a temporary name, and rename it when all of it is there.
 
     False if it was written meanwhile: then the disk is as before. ``keep_newer``: what an earlier attempt left in RAM
