@@ -52,7 +52,7 @@ def test_any_lost_nodes_leave_every_file_somewhere(count, spares, peers, data):
     offers = {rank: offer(rank, entry({names[rank]: f"m{rank}"}, disk=f"d{rank}")) for rank in range(count)}
     offers[0]["checkpoints"][0]["files"]["complete.json"] = [100, SAVED, "c", None]
     offers[0]["checkpoints"][0]["says"] = {"complete.json": names}
-    offers |= {rank: offer(rank) | {"ranks": [0, 0]} for rank in range(count, count + spares)}
+    offers |= {rank: offer(rank) for rank in range(count, count + spares)}
     lists = files_to_copy(offers, GENERATION, peers, range(count))
     assert (
         max(len({giver for *_, giver in files}) for files in lists.values()) <= peers

@@ -161,7 +161,7 @@ def test_a_link_to_the_newest_checkpoint_reaches_the_disk(make, disk):
     save(memory.folder, "checkpoint-1")
     (memory.folder / "last").symlink_to("checkpoint-1")
     assert memory.finish() is None
-    assert os.readlink(disk / "last") == "checkpoint-1"
+    assert (disk / "last").readlink() == Path("checkpoint-1")
 
 
 def test_a_file_that_changes_while_it_is_copied_leaves_the_disk_as_before(make, disk, monkeypatch):

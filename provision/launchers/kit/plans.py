@@ -27,6 +27,7 @@ from trainer.agent.contract.plan import (
     PORT,
     SEVERAL,
     WORLD_INFO,
+    Copies,
     Hang,
     Members,
     Plan,

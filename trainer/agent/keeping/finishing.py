@@ -2,8 +2,8 @@
 
 While the program runs, copies are slow on purpose (``pacing.py``), so that the last checkpoint may have none when the
 program ends. Then nothing else needs the network, and the copies run at full speed. The wait is bounded: it ends after
-``LAST_COPIES`` seconds, when an agent that takes part exits or is silent, and with another stop request. A thread copies,
-so that neither a slow disk nor a lost node keeps the agent.
+``LAST_COPIES`` seconds, when an agent that takes part exits or is silent, and with another stop request. A thread
+copies, so that neither a slow disk nor a lost node keeps the agent.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ reported, rank 0 sends ``kept``: then older copies may be removed. One checkpoin
 the newest that is complete by then.
 
 A spare is one more node that holds copies, like every other one: the nodes are in a ring, with the spares at its end.
-So each node receives the files of ``Copies.peers`` others. A spare that got all files would receive as much as all nodes
-together, and its link would make the newest copied checkpoint older. A spare that replaces a node fetches its files at
-full speed from the node that holds them.
+So each node receives the files of ``Copies.peers`` others. A spare that got all files would receive as much as all
+nodes together, and its link would make the newest copied checkpoint older. A spare that replaces a node fetches its
+files at full speed from the node that holds them.
 
 The agent's main thread only calls ``take`` and ``look``. One thread looks and decides, another one copies.
 """
@@ -33,7 +33,7 @@ from ..run_files import Events, NodePlan, State
 from .choices import Generation, files_to_copy, shared_by_all
 from .jobs import addresses_of, files_of, generation_chosen, generation_of
 from .pacing import Pacer
-from .watcher import DOUBTFUL, Watcher
+from .watcher import DOUBTFUL, EARLY, Watcher
 
 if TYPE_CHECKING:
     from ..supervisor.control import Control
@@ -159,6 +159,8 @@ class Keeper:
                 if now < due:
                     continue
                 due = now + LOOK
+                if self._coordinator is not None:
+                    self._coordinator.look(now)
                 offer = self._watcher.look(now)
                 if offer is not None:
                     self.send(self.members[0], "saved", offer=offer, address=self._address)
@@ -236,22 +238,34 @@ class _Coordinator:
         self._began = 0.0
         self._refused: Dict[Tuple[str, str], float] = {}
         self._reported: "set[str]" = set()
+        self._until = time.monotonic() + EARLY  # the time at which spares are no longer awaited
+        self._lost: "set[int]" = set()  # spares
+        self._changed = False  # since the last decision
 
     def take(self, kind: str, rank: int, message: Dict[str, Any]) -> None:
         """Handle an offer, or the end of a copy on one node."""
+        self._changed = True
         if kind in LEFT:
             self._leave(rank)
         elif kind == "saved":
             offer = message.get("offer")
             if isinstance(offer, dict) and not checkpoint_offers.problem(offer):
                 self._offers[rank] = offer
+                self._lost.discard(rank)
                 self._addresses[str(rank)] = message.get("address")
         elif self._current is not None and generation_of(message) == self._current and rank in self._waiting:
             del self._waiting[rank]
             self._answers[rank] = message
             if not self._waiting:
                 self._finish(self._current)
-        if not self._waiting and self._offers.keys() >= set(self._keeper.members):
+        self.look(time.monotonic())
+
+    def look(self, now: float) -> None:
+        """Decide, if all nodes have made offers since the last decision. Spares have a limited time for theirs."""
+        known = self._offers.keys() | self._lost
+        complete = known >= set(self._keeper.everyone) or now >= self._until
+        if self._changed and complete and not self._waiting and known >= set(self._keeper.members):
+            self._changed = False
             self._decide()
 
     def _leave(self, position: int) -> None:
@@ -259,8 +273,11 @@ class _Coordinator:
         if position in self._keeper.members:
             return
         self._offers.pop(position, None)
-        if self._waiting.pop(position, None) is not None and not self._waiting:
-            self._current = None  # another node gets its files
+        self._lost.add(position)
+        if self._waiting.pop(position, None) is not None:
+            self._answers[position] = {"error": LEFT[0]}
+            if not self._waiting and self._current is not None:
+                self._finish(self._current)
 
     def _decide(self) -> None:
         from ..checkpoints import selection  # noqa: PLC0415
@@ -295,7 +312,10 @@ class _Coordinator:
         from . import held  # noqa: PLC0415
 
         self._current = None
-        if any(answer.get("error") for answer in self._answers.values()):
+        errors = {answer.get("error") for answer in self._answers.values()} - {"", None}
+        if errors == {LEFT[0]}:
+            return  # a spare is lost: other nodes get its files
+        if errors:
             self._failed = generation  # each holder has reported why; the next checkpoint is tried again
             return
         self._done = generation

@@ -2,9 +2,10 @@
 
 The program gets ``/dev/shm/clusterctl-UID/RUN-RANK`` as its output folder (``Copies.memory``). A thread copies
 checkpoints from there into the output folder on the disk: each file when it has been quiet for a look, the last written
-one last, so that a file that marks a checkpoint as complete comes after the others. A copied file in RAM becomes a
-symlink to the disk. A file that a process has open for writing waits. So RAM holds about one checkpoint, and the program can still read older ones. When it deletes an
-old checkpoint (``save_total_limit``) the agent deletes it on the disk.
+one last, so that a file that marks a checkpoint as complete comes after the others. A file that a process has open for
+writing waits. A copied file in RAM becomes a symlink to the disk. So RAM holds about one checkpoint, and the program
+can still read older ones. When it deletes an old checkpoint (``save_total_limit``), the agent deletes it on the disk, once
+the disk has all newer ones.
 
 The output folder on the disk is the only one that resuming, copying and collecting know. Its existing entries are links
 in RAM, so a log continues in its file on the disk. When no process of the attempt is left, everything else is moved to
@@ -416,6 +417,11 @@ def _remove_temporaries(disk: Path, node: str) -> None:
                 (Path(folder) / name).unlink()
 
 
+def _check_time(until: Optional[float], target: Path) -> None:
+    if until is not None and time.monotonic() > until:
+        raise OSError(errno.ETIMEDOUT, "it is not written after %d s" % JOIN, str(target))
+
+
 def _copy(source: Path, target: Path, node: str, *, keep_newer: bool = False, until: Optional[float] = None) -> bool:
     """Copy a file to the disk under a temporary name, and rename it when all of it is there.
 
@@ -432,8 +438,7 @@ def _copy(source: Path, target: Path, node: str, *, keep_newer: bool = False, un
         with source.open("rb", buffering=0) as file, temporary.open("wb") as out:
             for piece in iter(lambda: file.read(PIECE), b""):
                 out.write(piece)
-                if until is not None and time.monotonic() > until:
-                    raise OSError(errno.ETIMEDOUT, "it is not written after %d s" % JOIN, str(target))
+                _check_time(until, target)
             out.flush()
             os.fchmod(out.fileno(), stat.S_IMODE(found.st_mode))
             os.fsync(out.fileno())

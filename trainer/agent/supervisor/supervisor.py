@@ -210,8 +210,6 @@ class Supervisor:
         if self._position in members:
             plan = plan._replace(data=self._plan_of_attempt(decision))
         offer = own_checkpoints(plan)
-        if self._position not in members:
-            offer = dict(offer, ranks=[0, 0])
         tolerance = Tolerance(self._silence, self._roster.enough) if self._survives else None
         first = self._events.attempt * MEETINGS + LAST
 
