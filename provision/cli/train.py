@@ -417,6 +417,9 @@ def read_variables(given: tuple[str, ...], reporter: Reporter) -> dict[str, str]
 @click.option("--detach", is_flag=True, help="Return once the run has started on every node.")
 @number("--restarts", type=INDEX, help="Restart a failed run up to N times.")
 @with_options(_COPIES)
+@click.option(
+    "--save-to", type=click.Choice(["disk", "memory"]), help="Where the program saves first.  [default: as before]"
+)
 @click.option("--force", is_flag=True, help="Start even if a check predicts a failure.")
 @_RESUME_ARG
 @_NOTIFY
@@ -430,6 +433,7 @@ def resume_command(
     copies: int | None,
     copies_space: str | None,
     copies_rate: str | None,
+    save_to: str | None,
     resume_arg: str | None,
     notify: str | None,
     run: str | None,
@@ -444,7 +448,8 @@ def resume_command(
     """
     following = Following(detach, ask_detach_or_stop(reporter))
     ask = ask_resume_arg(reporter)
-    changed = resuming.CopiesOptions(copies, _size(copies_space), _size(copies_rate) or None)
+    memory = None if save_to is None else save_to == "memory"
+    changed = resuming.CopiesOptions(copies, _size(copies_space), _size(copies_rate) or None, memory)
     options = resuming.ResumeOptions(
         force,
         count,

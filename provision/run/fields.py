@@ -111,7 +111,7 @@ def _or_null(check: Check) -> Check:
 _STRINGS = "event state phase kind level run node boot_id guard_start start signal checkpoint who"
 _CHECKS: Mapping[str, Check] = {
     **dict.fromkeys(_STRINGS.split(), _or_null(_word)),
-    **dict.fromkeys(("text", "line", "error", "pattern"), _or_null(_text)),
+    **dict.fromkeys(("text", "line", "error", "pattern", "copying"), _or_null(_text)),
     **dict.fromkeys(("event", "state", "phase", "kind"), _word),
     "text": _text,
     **dict.fromkeys(("step", "total"), _or_null(_whole)),

@@ -85,6 +85,11 @@ def copied_text(copied: Mapping[str, Any]) -> str:
     return printable(f"{step} on {fold(copied['on'])}")
 
 
+def _copying(run: Run) -> list[str]:
+    """The progress of the last copies, before the run ends."""
+    return [f"  {printable(text)}" for part in run.parts if run.live and (text := part.fields.get("copying"))]
+
+
 def run_output(result: RunStatus, now: float) -> Summary:
     """One run with each of its nodes."""
     run = result.run
@@ -118,6 +123,7 @@ def run_output(result: RunStatus, now: float) -> Summary:
     about += [f"  moved aside, because it could not be used: {node}:{path}" for path, node in kept.items()]
     if (copied := head.fields.get("copied")) is not None:
         about.append(f"  newest copied checkpoint: {copied_text(copied)}")
+    about += _copying(run)
     if data["straggler"]:
         about.append(f"  {printable(data['straggler'])}")
     if run.unmatched is not None:

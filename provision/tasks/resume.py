@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from provision.errors import ClusterctlError, NodesFailedError, PreflightError, UsageError
 from provision.inventory import fold
 from provision.launchers import arranged
+from provision.launchers.kit.plans import saving_to
 from provision.model import Node
 from provision.render import quote
 from provision.run import plan_name, record, world_size
@@ -47,6 +48,7 @@ class CopiesOptions:
     peers: int | None = None
     space: int | None = None
     rate: int | None = None
+    memory: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
                 _warn_fewer(session, run, members, before, plans, found.unreachable)
             if options.notify is not None:
                 plans = [plan._replace(notify=options.notify or None) for plan in plans]
-            plans = with_copies(plans, options.copies)
+            plans = with_copies(plans, options.copies, str(run_folder(inventory, run.id)))
             fresh = renewed(plans, head, token=secrets.token_hex(16), restarts=options.restarts)
         about = {
             "master": f"{members[0].train_address}:{head.port}",
@@ -242,11 +244,11 @@ def refuse_resume(
         )
 
 
-def with_copies(plans: Sequence[Plan], changed: CopiesOptions) -> list[Plan]:
-    """The plans with changed options for copies.
+def with_copies(plans: Sequence[Plan], changed: CopiesOptions, folder: str) -> list[Plan]:
+    """The plans with changed options for copies. ``folder``: the run's on the nodes.
 
     Raises:
-        UsageError: there are too few nodes.
+        UsageError: there are too few nodes, or a run cannot save to memory.
     """
     if changed == CopiesOptions():
         return list(plans)
@@ -256,7 +258,9 @@ def with_copies(plans: Sequence[Plan], changed: CopiesOptions) -> list[Plan]:
             f"--copies {changed.peers}: the run has {others} other {'node' if others == 1 else 'nodes'} for copies",
             hint=f"--copies {others}, or more nodes",
         )
-    given = {name: value for name, value in vars(changed).items() if value is not None}
+    if changed.memory is not None:
+        plans = [saving_to(plan, folder, memory=changed.memory) for plan in plans]
+    given = {name: value for name, value in vars(changed).items() if value is not None and name != "memory"}
     return [plan._replace(copies=(plan.copies or Copies())._replace(**given)) for plan in plans]
 
 

@@ -147,6 +147,22 @@ def test_copies_that_do_not_fit_are_reported_at_the_first_save(run):
     assert runs.wait_end()["state"] == "finished"  # the training continues
 
 
+def test_the_last_checkpoint_is_copied_although_the_program_has_ended(run):
+    """At the given speed it would take a day."""
+    runs = run()
+    runs.go(10, 0)
+    runs.train(10, copies={"rate": 10})
+    assert runs.wait_end()["state"] == "finished"
+    event = runs.copied(10)
+    assert (event["checkpoint"], event["on"]) == ("checkpoint-10", ["n0", "n1"])
+    assert runs.parts[0].state()["copied"]["step"] == 10
+    assert runs.parts[0].state()["copying"] is None
+    for rank in (0, 1):
+        name = f"rng_state_{1 - rank}.pth"
+        assert runs.copies(rank)[name].read_bytes() == runs.own(1 - rank).read_bytes()
+    assert any("copying checkpoint-10 to other nodes before the run ends" in text for text in runs.notices(0))
+
+
 def test_more_copies_than_other_nodes(run):
     runs = run().train(10, copies={"peers": 3})
     assert runs.copied(10)["on"] == ["n0", "n1"]

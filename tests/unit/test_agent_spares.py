@@ -178,7 +178,11 @@ def test_a_spare_takes_the_rank_of_a_lost_node(spare_run):
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_spare_gets_the_files_of_a_node_that_is_lost_with_its_disk(spare_run, lost):
     run = spare_run(3, 1).start(PARTED, copies={}).wait_ready()
-    eventually(lambda: run.events(0, "copied"))
+    (copied,) = eventually(lambda: run.events(0, "copied"))
+    assert copied["on"] == ["n0", "n1", "n2", "n3"]  # a spare holds copies like the others, of one node's files
+    assert {path.name for path in (run.parts[3].folder / "out/.clusterctl-copies").rglob("*.pth")} == {
+        "rng_state_2.pth"
+    }
     run.kill(lost)
     shutil.rmtree(run.parts[lost].folder / "out")
     for rank, position in enumerate([3 if position == lost else position for position in range(3)]):

@@ -15,6 +15,7 @@ import pytest
 
 from provision import launchers
 from provision.errors import ClusterctlError, PreflightError, UsageError
+from provision.launchers.kit.plans import saving_to
 from provision.model import Node
 from provision.run import Facts, Job, RunSpec, Worker, new_run_id, plan_name
 from trainer.agent.contract.plan import Copies, Resume
@@ -570,7 +571,7 @@ def test_nodes_and_processes_in_accelerates_configuration_are_replaced_by_name()
 
 def script(*args, **fields):
     job = Job(target="train.py", kind="script", args=args, resume_arg="")
-    return spec(config="train.py", job=job, **({"output": "runs/out"} | fields))
+    return spec(config="train.py", job=job, **({"output": "job/runs/out"} | fields))
 
 
 @pytest.mark.parametrize(
@@ -583,8 +584,29 @@ def script(*args, **fields):
 def test_memory_takes_the_place_of_the_output_folder(args, words):
     plan = launchers.launch(script(*args, copies=Copies(memory=True))).plans[0]
     assert plan.argv[-2:] == words
-    assert plan.resume.output == "runs/out"
+    assert plan.resume.output == "job/runs/out"
     assert plan.copies.memory
+
+
+@pytest.mark.parametrize("words", [("--output_dir", "runs/out"), ("--save=./runs/out/",)])
+def test_a_run_resumes_to_memory_and_back_to_the_disk(words):
+    plan = launchers.launch(script(*words)).plans[0]
+    memory = saving_to(plan, "/runs/r", memory=True)
+    assert memory.copies.memory
+    assert memory.argv == launchers.launch(script(*words, copies=Copies(memory=True))).plans[0].argv
+    assert saving_to(memory, "/runs/r", memory=True) == memory
+    disk = saving_to(memory, "/runs/r", memory=False)
+    assert disk.argv[-1].rpartition("=")[2] == "/runs/r/job/runs/out"
+    assert not disk.copies.memory
+    with pytest.raises(UsageError, match="--save-to memory needs the option"):
+        saving_to(launchers.launch(script("--lr", "1")).plans[0], "/runs/r", memory=True)
+
+
+def test_a_config_resumes_to_memory_and_back_to_the_disk():
+    plan = launchers.launch(spec(output="job/out")).plans[0]
+    memory = saving_to(plan, "/runs/r", memory=True)
+    assert memory.argv == launchers.launch(spec(output="job/out", copies=Copies(memory=True))).plans[0].argv
+    assert saving_to(memory, "/runs/r", memory=False).argv[-1] == "output_dir=/runs/r/job/out"
 
 
 def test_memory_is_added_to_a_config():

@@ -10,6 +10,7 @@ import subprocess
 import time
 from typing import Any, Dict, List, Optional, Set, Tuple
 
+from .contract.plan import LAST_COPIES
 from .probe import can_listen
 from .processes import Stat, open_pidfd, send, stat_of
 from .run_files import FINAL, NodePlan, lock_run, read_state, running_agents, start_time, write_request
@@ -42,7 +43,7 @@ def stop(plan: NodePlan, *, save: bool, who: str, patience: Optional[float]) -> 
     agents = running_agents(state)
     if agents:
         if patience is None:
-            patience = plan.grace + STUBBORN + SLACK
+            patience = plan.grace + STUBBORN + SLACK + plan.data.memory_patience
             patience += plan.data.save_patience if save else 0.0
         if not _ask(plan, agents, save=save, who=who, patience=patience):
             _kill(agents)
@@ -84,7 +85,8 @@ def _ask(plan: NodePlan, agents: List[Tuple[int, str]], *, save: bool, who: str,
     while running_agents(read_state(plan.logs)):
         now = time.monotonic()
         answered = answered or read_state(plan.logs).get("state") in ("ending", *FINAL)
-        if now - began > (patience if answered else min(ANSWER, patience)):
+        copying = LAST_COPIES if read_state(plan.logs).get("copying") else 0.0
+        if now - began > (patience + copying if answered else min(ANSWER, patience)):
             return False
         _wait([pid for pid, _ in agents], LOOK if not answered else 1.0)
     return True

@@ -27,6 +27,7 @@ from trainer.agent.contract.plan import (
     PORT,
     SEVERAL,
     WORLD_INFO,
+    Copies,
     Hang,
     Members,
     Plan,
@@ -204,7 +205,9 @@ def node_plan(spec: RunSpec, rank: int, launcher: str, command: Command, resumes
     return Plan(
         run=spec.id,
         node=worker.node.name,
-        argv=tuple(_to_memory(spec, command, resumes)),
+        argv=tuple(
+            to_memory(command.argv, resumes, config=spec.job.kind == "config") if spec.copies.memory else command.argv
+        ),
         env=environment(spec, rank, command.env),
         launcher=launcher,
         each_rank=command.each_rank,
@@ -250,26 +253,50 @@ def filled(plans: Sequence[Plan], interfaces: Mapping[str, str | None]) -> list[
     return [plan.for_attempt(members, interface=interfaces.get(plan.node)) for plan in active]
 
 
-def _to_memory(spec: RunSpec, command: Command, resumes: Resume | None) -> list[str]:
+def to_memory(argv: Sequence[str], resumes: Resume | None, *, config: bool) -> list[str]:
     """The command with a place for the folder in RAM, where it names its output folder.
+
+    Args:
+        argv: the command.
+        resumes: how it resumes; None: its output folder is not known.
+        config: it trains by a config of LLaMA-Factory, which takes further values.
 
     Raises:
         UsageError: it does not name it.
     """
-    argv = list(command.argv)
-    if not spec.copies.memory:
-        return argv
-    if resumes is not None and spec.job.kind == "config":
+    if resumes is not None and config:
         return [*argv, f"output_dir={OUTPUT}"]
     folder = None if resumes is None else posixpath.normpath(resumes.output)
     found = []
     for word in argv:
         name, equals, value = word.rpartition("=")
-        same = folder is not None and posixpath.normpath(value) == folder and (not equals or name.startswith("-"))
+        same = posixpath.normpath(posixpath.join(WORK, value)) == folder and (not equals or name.startswith("-"))
         found.append(f"{name}{equals}{OUTPUT}" if same else word)
-    if found == argv:
+    if found == list(argv):
         raise UsageError(
             "--save-to memory needs the option by which the program gets its output folder, and the command has none",
             hint="add it after --, such as: clusterctl train --save-to memory SCRIPT -- --output_dir out",
         )
     return found
+
+
+def saving_to(plan: Plan, folder: str, *, memory: bool) -> Plan:
+    """The plan of a run that resumes and saves to memory, or to the disk.
+
+    Args:
+        plan: the plan before.
+        folder: the run's folder on the nodes.
+        memory: whether it saves to memory.
+
+    Raises:
+        UsageError: the command does not name its output folder.
+    """
+    copies = plan.copies or Copies()
+    if copies.memory == memory or plan.resume is None:
+        return plan
+    if memory:
+        config = f'resume_from_checkpoint="{CHECKPOINT}"' in plan.resume.argv
+        argv = to_memory(plan.argv, plan.resume, config=config)
+    else:
+        argv = [word.replace(OUTPUT, posixpath.join(folder, plan.resume.output)) for word in plan.argv]
+    return plan._replace(argv=tuple(argv), copies=copies._replace(memory=memory))

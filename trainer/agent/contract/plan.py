@@ -135,6 +135,8 @@ class Hang(NamedTuple):
 
 COPIES = 16  # copies of a node's files at most
 SPACE = 1 << 60  # bytes
+FROM_MEMORY = 600.0  # seconds in which checkpoints move from RAM to the disk at the end
+LAST_COPIES = 120.0  # seconds that a run waits for copies of its last checkpoint after its program has ended
 
 
 class Copies(NamedTuple):
@@ -262,6 +264,11 @@ class Plan(NamedTuple):
         """The nodes of the first attempt, as far as the plan of one node knows them: all start as many processes."""
         nodes = self.link.nodes[: self.nnodes] if self.link else (self.node,)
         return Members(nodes, (self.processes,) * len(nodes), self.link.host if self.link else None)
+
+    @property
+    def memory_patience(self) -> float:
+        """Seconds in which checkpoints move from RAM to the disk after the program has ended."""
+        return FROM_MEMORY if self.copies is not None and self.copies.memory else 0.0
 
     def for_attempt(self, members: Members, port: Optional[int] = None, interface: Optional[str] = None) -> "Plan":
         """The plan of a node that takes part in an attempt, with everything filled in that depends on the attempt.

@@ -49,17 +49,21 @@ def holders_of(rank: int, ranks: Sequence[int], disks: Mapping[int, str], count:
 
 
 def files_to_copy(
-    offers: Mapping[int, Mapping[str, Any]], generation: Generation, count: int
+    offers: Mapping[int, Mapping[str, Any]],
+    generation: Generation,
+    count: int,
+    members: Optional[Sequence[int]] = None,
 ) -> Dict[int, List[FileToCopy]]:
     """The files that each node must copy, so that ``count`` other nodes have each node's files. Empty lists too.
 
     Only nodes that hold a copy are listed. A file that a holder has itself, equal in size and content, is not copied.
+    ``members`` are the nodes that write checkpoints, None for all; the others, spares, only hold copies.
     """
     own = {rank: _entry(offer.get("checkpoints", ()), generation.name, None) for rank, offer in offers.items()}
     held = {rank: _entry(offer.get("copies", ()), generation.name, generation.saved) for rank, offer in offers.items()}
     disks = {rank: str(entry["disk"]) for rank, entry in own.items() if entry is not None and entry.get("disk")}
     found: Dict[int, Dict[str, FileToCopy]] = {}
-    for rank in sorted(own):
+    for rank in sorted(own if members is None else members):
         files = _files(own[rank])
         for holder in holders_of(rank, sorted(own), disks, count) if files else ():
             mine, copied = _files(own[holder]), _files(held[holder])

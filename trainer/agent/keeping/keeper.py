@@ -6,42 +6,42 @@ them from the nodes that have them, in the background (``pacing.py``), and repor
 reported, rank 0 sends ``kept``: then older copies may be removed. One checkpoint is copied at a time; the next one is
 the newest that is complete by then.
 
+A spare is one more node that holds copies, like every other one: the nodes are in a ring, with the spares at its end.
+So each node receives the files of ``Copies.peers`` others. A spare that got all files would receive as much as all
+nodes together, and its link would make the newest copied checkpoint older. A spare that replaces a node fetches its
+files at full speed from the node that holds them.
+
 The agent's main thread only calls ``take`` and ``look``. One thread looks and decides, another one copies.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Tuple
 
-from ..checkpoints.names import COPIES
 from ..contract import offers as checkpoint_offers
 from ..contract.offers import file_name, number
 from ..contract.plan import Copies
 from ..link import CopyError
-from ..link.copies import FASTEST, Wanted, lower_priority
+from ..link.copies import lower_priority
 from ..link.direct import Direct
 from ..run_files import Events, NodePlan, State
-from .choices import Generation, Room, files_to_copy, shared_by_all, to_remove
+from .choices import Generation, files_to_copy, shared_by_all
+from .jobs import addresses_of, files_of, generation_chosen, generation_of
 from .pacing import Pacer
+from .watcher import DOUBTFUL, EARLY, Watcher
 
 if TYPE_CHECKING:
     from ..supervisor.control import Control
 
 LOOK = 1.0  # seconds between looks at the output folder
-BUSY = 30.0  # seconds after which an offer is made although files still change: a program that is always saving
-DOUBTFUL = 60.0  # seconds after which a checkpoint that is not complete, or not recognised, is reported
-LARGE = 1 << 20  # bytes of files that are no known checkpoint, from which they are reported
-TRIES = 3  # of a copy
-PAUSE = 5.0  # seconds between them
 JOIN = 30.0  # seconds in which a thread ends: a write to a slow disk cannot be cancelled
 NOTICE = "copies"  # kind of notices
-ADDRESS = 64  # characters of an IP address
+LEFT = ("gone", "lost")  # kinds of messages about another agent that exited or is silent
 PEERS = 1  # copies where nodes do not share the output folder, unless the user says otherwise
 
 
@@ -52,18 +52,27 @@ class Keeper:
         plan: the node's plan.
         peers: the number of copies; ``asked``: whether the user gave it.
         world_size: the ranks of the attempt.
-        members: the positions of the nodes in ``Link.nodes``, in the order of their ranks. Spares have no ranks, and
-            hold no copies. The link and the lists of files know a node by its position.
+        members: the positions of the nodes in ``Link.nodes``, in the order of their ranks. The link and the lists of
+            files know a node by its position.
+        everyone: the positions of the members and of the spares.
     """
 
     def __init__(
-        self, plan: NodePlan, decision: Dict[str, Any], control: "Control", events: Events, state: State
+        self,
+        plan: NodePlan,
+        decision: Dict[str, Any],
+        control: "Control",
+        events: Events,
+        state: State,
+        spare: Optional[int] = None,
     ) -> None:
+        """``spare``: the position of this node, if it is a spare; ``plan`` is then that of the whole run."""
         copies = plan.data.copies or Copies(peers=0)
         self.plan, self._control, self._events, self._state = plan, control, events, state
         self.world_size = int(decision["world_size"])
         self.members: Tuple[int, ...] = tuple(decision["members"])
-        self.position = self.members[plan.rank]
+        self.everyone = everyone(plan, decision)
+        self.position = self.members[plan.rank] if spare is None else spare
         self.peers = PEERS if copies.peers is None else copies.peers
         self.asked = copies.peers is not None
         self._copies = copies
@@ -74,20 +83,20 @@ class Keeper:
         self._reports: Deque[Tuple[str, Dict[str, Any]]] = deque()  # for the main thread
         self._kept_folder: Optional[str] = None  # of the newest copies that are complete on all nodes
         self._pacer = Pacer(copies.rate)
-        self._watcher = _Watcher(plan)
+        self._watcher = Watcher(plan, spare=spare is not None)
         self._direct: Optional[Direct] = None
         self._address: Optional[Tuple[str, int]] = None  # at which other nodes get files from here
-        self._coordinator = _Coordinator(self) if plan.rank == 0 else None
+        self._coordinator = _Coordinator(self) if self.position == self.members[0] else None
 
     def start(self) -> None:
         """Start the threads."""
         link = self.plan.data.link
         if link is None or self.plan.output is None or not self.peers:
             return
-        others = len(self.members) - 1
+        others = len(self.everyone) - 1
         if self.peers > others:
             text = "--copies %d: there are %d other nodes, so there are %d copies"
-            if self.plan.rank == 0:
+            if self._coordinator is not None:
                 self.notice(text % (self.peers, others, others))
             self.peers = others
         self._control.keeping = self.take
@@ -150,6 +159,8 @@ class Keeper:
                 if now < due:
                     continue
                 due = now + LOOK
+                if self._coordinator is not None:
+                    self._coordinator.look(now)
                 offer = self._watcher.look(now)
                 if offer is not None:
                     self.send(self.members[0], "saved", offer=offer, address=self._address)
@@ -160,7 +171,7 @@ class Keeper:
 
     def _handle(self, message: Dict[str, Any]) -> None:
         kind, sender = message.get("kind"), message.get("rank")
-        if self._coordinator is not None and sender in self.members and kind in ("saved", "copied"):
+        if self._coordinator is not None and sender in self.everyone and kind in ("saved", "copied", *LEFT):
             with contextlib.suppress(CopyError):  # an invalid answer is none
                 self._coordinator.take(str(kind), int(sender), message)
         elif sender == self.members[0] and kind == "copy":
@@ -171,20 +182,29 @@ class Keeper:
     # --- the thread that copies --------------------------------------------------------------------------------
 
     def _copy_all(self) -> None:
+        from .copier import Copier  # noqa: PLC0415 - only where there are checkpoints
+
         lower_priority()
+        pacer = self._pacer
+
+        def pause(count: int) -> None:
+            self._closed.wait(pacer.pause(count))
+
+        link, closed = self._control.link, self._closed
+        copier = Copier(self.plan, link, closed, pace=lambda: pacer.rate, begin=pacer.begin, on_bytes=pause)
         while True:
             job = self._jobs.get()
             if job is None or self._closed.is_set():
                 return
             began = time.monotonic()
             try:
-                generation, files = _job_of(job)
-                self._control.link.copies.addresses = _addresses_of(job, self.members, self.position)
+                generation, files = generation_of(job), files_of(job.get("files"))
+                self._control.link.copies.addresses = addresses_of(job.get("addresses"), self.everyone, self.position)
             except CopyError as problem:
                 self.notice(str(problem))
                 continue
             try:
-                copied = self._copy(generation, files)
+                copied = copier.copy(generation, files, self._kept_folder)
                 error = ""
             except (CopyError, OSError) as problem:
                 copied, error = 0, str(problem)
@@ -193,150 +213,12 @@ class Keeper:
             answer = dict(generation._asdict(), bytes=copied, seconds=round(time.monotonic() - began, 3), error=error)
             self.send(self.members[0], "copied", **answer)
 
-    def _copy(self, generation: Generation, files: Dict[str, Tuple[int, int, int]]) -> int:
-        """Copy the files of a checkpoint. Returns the number of bytes.
 
-        Raises:
-            CopyError, OSError: not all of them could be copied.
-        """
-        from . import held  # noqa: PLC0415 - only where there are checkpoints
-
-        output = self.plan.output
-        assert output is not None
-        held.begin(output, generation)
-        folder = held.folder_of(generation)
-        total = [0]
-
-        def on_bytes(count: int) -> None:
-            total[0] += count
-            self._closed.wait(self._pacer.pause(count))
-
-        def done(wanted: Wanted, digest: str) -> None:
-            name = wanted.target[len(folder) + 1 :]
-            held.record(output, generation, name, held.Recorded(wanted.size, files[name][1], digest))
-
-        for left in range(TRIES - 1, -1, -1):
-            have = next((copy.files for copy in held.read(output) if copy.folder == folder), {})
-            missing = {name: file for name, file in files.items() if have.get(name, (0, 0))[:2] != file[:2]}
-            self._make_room(folder, sum(size for size, _, _ in missing.values()))
-            pace = self._pacer.rate or FASTEST
-            base = "" if generation.single else generation.name + "/"
-            wanted = [
-                Wanted("%s/%s" % (folder, name), size, rank, generation.name if generation.single else base + name, "",
-                       mtime, pace)
-                for name, (size, mtime, rank) in sorted(missing.items())
-            ]  # fmt: skip
-            self._pacer.begin()
-            try:
-                self._control.link.fetch(wanted, lambda: not self._closed.is_set(), on_bytes, done)
-                break
-            except CopyError:
-                if not left or self._closed.wait(PAUSE):
-                    raise
-        return total[0]
-
-    def _make_room(self, folder: str, needed: int) -> None:
-        """Remove old copies, so that ``needed`` bytes fit.
-
-        Raises:
-            OSError: they do not fit.
-        """
-        from . import held  # noqa: PLC0415
-
-        output = self.plan.output
-        assert output is not None
-        found = os.statvfs(output)
-        room = Room(self._copies.space, found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
-        protected = {folder} | ({self._kept_folder} if self._kept_folder else set())
-        removed, lacking = to_remove(held.kept(output), needed, protected, room)
-        if lacking is not None:
-            limit = "the disk must keep a tenth free" if room.space is None else "--copies-space is %d" % room.space
-            raise OSError(
-                "it needs %d bytes in %s, and %d of them do not fit (%s). Free some space, or resume with "
-                "a larger --copies-space or with --copies 0" % (needed, output / COPIES, lacking, limit)
-            )
-        for each in removed:
-            held.remove(output, each)
-
-
-def _job_of(message: Dict[str, Any]) -> Tuple[Generation, Dict[str, Tuple[int, int, int]]]:
-    """Rank 0's request to copy files: by path below the checkpoint, size, modification time and rank. Bounded."""
-    generation = _generation(message)
-    listed = message.get("files")
-    if not isinstance(listed, list) or len(listed) > checkpoint_offers.FILES:
-        raise CopyError("rank 0 sent an invalid list of files")
-    files = {}
-    for each in listed:
-        if (
-            not isinstance(each, (list, tuple))
-            or len(each) != 4
-            or not file_name(each[0])
-            or not all(map(number, each[1:]))
-        ):
-            raise CopyError("rank 0 sent an invalid list of files")
-        files[each[0]] = (each[1], each[2], each[3])
-    return generation, files
-
-
-def _addresses_of(message: Dict[str, Any], members: Sequence[int], own: int) -> Dict[int, Tuple[str, int]]:
-    """The addresses of other agents in rank 0's request, by position, without invalid ones."""
-    listed = message.get("addresses")
-    found: Dict[int, Tuple[str, int]] = {}
-    for position in members:
-        each = listed.get(str(position)) if isinstance(listed, dict) and position != own else None
-        if isinstance(each, (list, tuple)) and len(each) == 2 and isinstance(each[0], str) and number(each[1]):
-            found[position] = (each[0][:ADDRESS], min(each[1], 65535))
-    return found
-
-
-def _generation(message: Dict[str, Any]) -> Generation:
-    name, saved, step = message.get("name"), message.get("saved"), message.get("step")
-    if not file_name(name) or not number(saved) or not (step is None or number(step)):
-        raise CopyError("an agent sent an invalid checkpoint")
-    return Generation(str(name), message.get("single") is True, int(saved or 0), step)
-
-
-class _Watcher:
-    """Sees that the checkpoints in this node's output folder changed, and that they are quiet again."""
-
-    def __init__(self, plan: NodePlan) -> None:
-        self.plan = plan
-        self._signs: Any = None
-        self._offered: Any = None
-        self._offered_at = 0.0
-        self._strange: Optional[float] = None  # since when there are large files, but no checkpoint
-        self._doubted = False
-
-    def look(self, now: float) -> Optional[Dict[str, Any]]:
-        """A new offer, if there is one."""
-        from ..checkpoints import selection  # noqa: PLC0415
-        from . import held  # noqa: PLC0415
-
-        output = self.plan.output
-        assert output is not None
-        before, self._signs = self._signs, selection.signs(output)
-        known, files = self._signs
-        if known or sum(size for _, size, _ in files) < LARGE:
-            self._strange = None
-        elif self._strange is None:
-            self._strange = now
-        quiet = self._signs == before or now - self._offered_at >= BUSY
-        if not quiet or before is None or self._signs == self._offered:
-            return None
-        self._offered, self._offered_at = self._signs, now
-        data = self.plan.data
-        found = selection.offer(output, data.first_rank, data.processes)
-        return dict(found, copies=held.offers(output))
-
-    def doubts(self, now: float) -> List[str]:
-        """What the user should know about the output folder, once."""
-        if self._strange is None or now - self._strange < DOUBTFUL or self._doubted:
-            return []
-        self._doubted = True
-        return [
-            "no checkpoint is recognised in %s, so none is copied to other nodes. Its files must be as in "
-            "docs/runs.md, section Resuming" % self.plan.output
-        ]
+def everyone(plan: NodePlan, decision: Dict[str, Any]) -> Tuple[int, ...]:
+    """The positions of the nodes that may hold copies in an attempt: its members and the spares."""
+    count = len(plan.data.link.nodes) if plan.data.link is not None else 1
+    excluded = decision.get("excluded") or {}
+    return tuple(position for position in range(count) if str(position) not in excluded)
 
 
 class _Coordinator:
@@ -356,44 +238,67 @@ class _Coordinator:
         self._began = 0.0
         self._refused: Dict[Tuple[str, str], float] = {}
         self._reported: "set[str]" = set()
+        self._until = time.monotonic() + EARLY  # the time at which spares are no longer awaited
+        self._lost: "set[int]" = set()  # spares
+        self._changed = False  # since the last decision
 
     def take(self, kind: str, rank: int, message: Dict[str, Any]) -> None:
         """Handle an offer, or the end of a copy on one node."""
-        if kind == "saved":
+        self._changed = True
+        if kind in LEFT:
+            self._leave(rank)
+        elif kind == "saved":
             offer = message.get("offer")
             if isinstance(offer, dict) and not checkpoint_offers.problem(offer):
                 self._offers[rank] = offer
+                self._lost.discard(rank)
                 self._addresses[str(rank)] = message.get("address")
-        elif self._current is not None and _generation(message) == self._current and rank in self._waiting:
+        elif self._current is not None and generation_of(message) == self._current and rank in self._waiting:
             del self._waiting[rank]
             self._answers[rank] = message
             if not self._waiting:
                 self._finish(self._current)
-        if not self._waiting and len(self._offers) == len(self._keeper.members):
+        self.look(time.monotonic())
+
+    def look(self, now: float) -> None:
+        """Decide, if all nodes have made offers since the last decision. Spares have a limited time for theirs."""
+        known = self._offers.keys() | self._lost
+        complete = known >= set(self._keeper.everyone) or now >= self._until
+        if self._changed and complete and not self._waiting and known >= set(self._keeper.members):
+            self._changed = False
             self._decide()
+
+    def _leave(self, position: int) -> None:
+        """Do without a spare that is lost; the loss of a member ends the attempt."""
+        if position in self._keeper.members:
+            return
+        self._offers.pop(position, None)
+        self._lost.add(position)
+        if self._waiting.pop(position, None) is not None:
+            self._answers[position] = {"error": LEFT[0]}
+            if not self._waiting and self._current is not None:
+                self._finish(self._current)
 
     def _decide(self) -> None:
         from ..checkpoints import selection  # noqa: PLC0415
 
-        offers = self._offers
-        choice = selection.newest(offers, self._keeper.world_size)
+        keeper, offers = self._keeper, self._offers
+        own = {position: offers[position] for position in keeper.members}
+        choice = selection.newest(own, keeper.world_size)
         self._note(choice)
         if choice.name is None:
             return
-        single = any(
-            one["single"] for each in offers.values() for one in each["checkpoints"] if one["name"] == choice.name
-        )
-        generation = Generation(choice.name, single, choice.time, choice.step)
+        generation = generation_chosen(choice, own)
         if generation in (self._done, self._failed):
             return
-        if shared_by_all(offers, choice.name):
+        if shared_by_all(own, choice.name):
             if self._keeper.asked and "shared" not in self._reported:
                 self._reported.add("shared")
                 text = "all nodes share the output folder, so another copy of it in there is no use: --copies 0"
                 self._keeper.notice(text)
             self._done = generation
             return
-        lists = files_to_copy(offers, generation, self._keeper.peers)
+        lists = files_to_copy(offers, generation, keeper.peers, keeper.members)
         self._current, self._began = generation, time.monotonic()
         self._answers = {rank: {} for rank, files in lists.items() if not files}
         self._waiting = {rank: sum(size for _, size, _, _ in files) for rank, files in lists.items() if files}
@@ -407,11 +312,14 @@ class _Coordinator:
         from . import held  # noqa: PLC0415
 
         self._current = None
-        if any(answer.get("error") for answer in self._answers.values()):
+        errors = {answer.get("error") for answer in self._answers.values()} - {"", None}
+        if errors == {LEFT[0]}:
+            return  # a spare is lost: other nodes get its files
+        if errors:
             self._failed = generation  # each holder has reported why; the next checkpoint is tried again
             return
         self._done = generation
-        for position in self._keeper.members:
+        for position in self._keeper.everyone:
             self._keeper.send(position, "kept", folder=held.folder_of(generation))
         copied = sum(answer["bytes"] for answer in self._answers.values() if number(answer.get("bytes")))
         self._keeper.report(

@@ -143,6 +143,14 @@ class Attempt:
         self._keeper = Keeper(self._plan, decision, self._control, self._events, self._state)
         self._memory = Memory(self._plan, self._keeper.notice)
 
+    def _leave_memory(self, memory: "Memory") -> None:
+        """Move what is in RAM to the disk. An attempt whose files are not all there has failed."""
+        why = memory.finish()
+        if why is not None:
+            assert self._keeper is not None
+            self._keeper.notice(why)
+            self._control.fail(None, why)
+
     def run(self) -> Dict[str, Any]:
         """Start the command, follow it until it exits, and end its remaining processes."""
         with contextlib.ExitStack() as stack:
@@ -152,7 +160,7 @@ class Attempt:
             if self._keeper is not None:
                 stack.callback(self._keeper.close)
             if self._memory is not None:
-                stack.callback(self._memory.finish)
+                stack.callback(self._leave_memory, self._memory)
             try:
                 take = (self._line, self._progress, self._reading, self._bytes)
                 folder = self._memory.prepare() if self._memory is not None else None

@@ -17,6 +17,7 @@ from ..run_files import Events, NodePlan, read_request
 
 COPYING = ("saved", "copy", "copied", "kept")  # kinds of messages, see ``keeping/keeper.py``
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNAL = "signal "  # start of ``Stop.who``, if it was a signal
 ECHO = 1.0  # seconds between the SIGTERM of a rank and that of its agent
 LOST_AFTER = 60.0  # seconds of silence, where the plan has no limit
 
@@ -52,6 +53,8 @@ class Control:
         self.last_traffic = 0.0  # when its traffic was last seen, for runs without a log of steps
         self.link: Any = None
         self.keeping: Optional[Callable[[Dict[str, Any]], None]] = None  # takes messages about copies
+        self.missing: Set[str] = set()  # nodes whose agents exited or are silent
+        self.requests = 0  # stop requests that came to this node itself, from another program; a signal counts twice
         self.broken = False  # the link failed here, so no meeting is possible
         # The nodes that have ranks, none before the meeting has chosen them; None: all. Only they can fail an attempt.
         self.members: Optional[Set[str]] = None
@@ -139,10 +142,12 @@ class Control:
         with contextlib.suppress(BlockingIOError):
             numbers = set(os.read(self._wake, 4096))
         for number in numbers & set(STOPPING):
-            self.request_stop(Stop(False, "signal %s%s" % (signal.Signals(number).name, _slurm_job())))
+            self.requests += 2
+            self.request_stop(Stop(False, "%s%s%s" % (SIGNAL, signal.Signals(number).name, _slurm_job())))
         if signal.SIGUSR1 in numbers:
             request = read_request(self._plan.logs)
             if request is not None:
+                self.requests += 1
                 self.request_stop(Stop(bool(request.get("save")), str(request.get("who") or "an unknown user")))
         if self._guard is not None and _ended(self._guard):
             self._guard = self.guard_pid = None
@@ -224,18 +229,23 @@ class Control:
 
     def _handle(self, kind: Any, node: str, message: Dict[str, Any]) -> None:
         """Handle a message about the state of another agent, or about its node's files, signals and stacks."""
+        if kind in ("gone", "lost") and self.keeping is not None:
+            self.keeping(message)
         if kind == "gone":
             self._peer(node, kind, "its agent exited")
+            self.missing.add(node)
             if self.takes_part(node):
                 self.fail(None, "its agent died without reporting", node)
         elif kind == "lost":
             silent = _seconds(message.get("silent"))
             self._peer(node, kind, "no heartbeat for %s s" % silent)
             self._silent[node] = time.monotonic() - silent
+            self.missing.add(node)
         elif kind == "back":
             self._peer(node, kind, "heartbeats arrive again")
             self._silent.pop(node, None)
             self._waits.pop(node, None)
+            self.missing.discard(node)
         elif kind == "ended":
             self._peer(node, kind, _text(message.get("text") or ""))
         elif kind in COPYING and self.keeping is not None:

@@ -225,6 +225,11 @@ def saved_step(offers: Offers, last: Optional[int] = None) -> Optional[int]:
     return now.step if earlier.step is None or now.step > earlier.step else None
 
 
+def own_checkpoints(plan: NodePlan) -> Dict[str, Any]:
+    """This node's checkpoints and copies, as ``selection.newest`` takes them."""
+    return _checkpoints(plan)
+
+
 def before_saving(plan: NodePlan) -> Dict[str, Any]:
     """The checkpoints that exist before a stop that saves."""
     return _checkpoints(plan)

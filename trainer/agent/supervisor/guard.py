@@ -171,7 +171,7 @@ class _Guard:
 
     def _rescue(self) -> None:
         """Move to the disk what the program saved to RAM."""
-        if self._plan.data.copies is None or not self._plan.data.copies.memory:
+        if self._plan.data.copies is None:
             return
         from ..keeping.memory import rescue  # noqa: PLC0415
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple
 
 from ..link import CopyError, DigestError, HubLostError, LinkError, RefusedLinkError, Tolerance
 from ..link.link import Link
@@ -22,7 +22,7 @@ from ..textfile import Textfile, remove
 from ..tracker import STUBBORN
 from . import roster as rosters
 from .attempt import Attempt
-from .control import Control
+from .control import SIGNAL, Control
 from .decisions import (
     AGAIN,
     FAILED,
@@ -34,10 +34,15 @@ from .decisions import (
     judge,
     offer_end,
     offer_start,
+    own_checkpoints,
     saved_step,
 )
 
+if TYPE_CHECKING:
+    from ..keeping.keeper import Keeper
+
 MEET = 180.0  # seconds in which all agents must meet to start an attempt
+SLURM = "Slurm"  # start of ``Stop.who``, if the time of the job is almost over
 SLACK = 15.0  # seconds that a meeting waits beyond the time that ending processes may take
 FOREVER = 10 * 365 * 86400.0  # for a node that has finished, while the others are running
 STEADY = 120.0  # seconds of an attempt after which its failure counts as the first one again
@@ -46,8 +51,8 @@ SILENT = 10.0  # seconds of silence after which a node is lost, once the attempt
 ELECTION = 10.0  # seconds for an election at least; twice ``lost_after`` if that is longer
 ISOLATED = 600.0  # the same for a spare: the run may be undisturbed, and end this spare's isolation
 ROUNDS = 8  # decisions before an attempt: each damaged copy that is found needs another one
-# Numbers of the meetings of an attempt, from its first one on: two for each round, and the last one.
-READY, END, MEETINGS = 1, 2 * ROUNDS, 2 * ROUNDS + 1
+# Numbers of the meetings of an attempt, from its first one on: two for each round, its end, and two for last copies.
+READY, END, LAST, MEETINGS = 1, 2 * ROUNDS, 2 * ROUNDS + 1, 2 * ROUNDS + 3
 MORE = 64  # attempts beyond those that the plan and the roster allow, when nodes disagree: then the run fails
 
 _NOTHING: Dict[str, Any] = {"rc": None, "signal": None, "stopped": False, "left": [], "step": None}
@@ -68,6 +73,8 @@ class Supervisor:
         self._restarted = 0  # attempts that count against ``restarts``
         self._replaces = False  # the next attempt is no restart
         self._last_failure: Optional[Dict[str, Any]] = None  # why the last attempt failed
+        self._last: Optional[Dict[str, Any]] = None  # the decision of the last attempt, if all agents have judged it
+        self._keeper: Optional[Keeper] = None  # of a spare
         self._over: Optional[str] = None  # why this agent must end although others may continue
         events.listener = self._notifier.take
 
@@ -81,6 +88,7 @@ class Supervisor:
             if self._plan.output is not None:
                 self._link.share(str(self._plan.output))
             verdict = self._attempts()
+            self._finish_copies()
         except LinkError as error:  # rank 0 cannot listen
             self._control.fail(None, str(error))
             verdict = self._alone({})
@@ -92,7 +100,7 @@ class Supervisor:
 
     def _rescue(self) -> None:
         """Move to the disk what an agent that was killed left in RAM."""
-        if self._plan.data.copies is None or not self._plan.data.copies.memory:
+        if self._plan.data.copies is None:
             return
         from ..keeping.memory import rescue  # noqa: PLC0415 - rare
 
@@ -134,6 +142,7 @@ class Supervisor:
     def _attempt(self, number: int) -> Dict[str, Any]:
         """Run one attempt from meeting to meeting. Returns the verdict (see ``decisions.judge``) with ``saved``."""
         self._state.set(state="meeting", attempt=number, hub=self._link.hub)
+        self._last = None
         try:
             decision = self._begin(number)
         except (LinkError, CopyError, OSError) as error:
@@ -154,12 +163,62 @@ class Supervisor:
         )
         if not mine:
             self._state.set(state="spare")
-            return self._judge(dict(_NOTHING, spare=True))
+            return self._judge_as_spare(decision)
         plan = self._plan._replace(data=self._plan_of_attempt(decision))
         outcome = Attempt(plan, decision, self._control, self._events, self._state, self._textfile).run()
         # To rank 0 only: a thousand agents that each inform all others are a million messages and events.
         self._link.send("ended", to=self._control.first, text=describe_outcome(outcome))
-        return self._judge(outcome)
+        verdict = self._judge(outcome)
+        self._remember(decision, verdict)
+        return verdict
+
+    def _judge_as_spare(self, decision: Dict[str, Any]) -> Dict[str, Any]:
+        """Wait for the end of an attempt of the other nodes, and hold copies meanwhile."""
+        copies = self._plan.data.copies
+        if copies is not None:
+            from ..keeping.keeper import Keeper  # noqa: PLC0415 - few runs have spares
+
+            self._keeper = Keeper(self._plan, decision, self._control, self._events, self._state, self._position)
+            self._keeper.start()
+        try:
+            verdict = self._judge(dict(_NOTHING, spare=True))
+        finally:
+            if self._keeper is not None:
+                self._keeper.close()
+            self._keeper = None
+        self._remember(decision, verdict)
+        return verdict
+
+    def _remember(self, decision: Dict[str, Any], verdict: Dict[str, Any]) -> None:
+        """Remember the decision of an attempt after which the agents may copy the last checkpoint together."""
+        self._last = decision if verdict.get("together") else None
+
+    def _finish_copies(self) -> None:
+        """Copy the last checkpoint to other nodes.
+
+        Not after a signal, because what sent it (Slurm, a shutdown) soon kills this process.
+        """
+        data, decision, stop = self._plan.data, self._last, self._control.stop
+        if decision is None or data.copies is None or data.copies.peers == 0 or self._plan.output is None:
+            return
+        if data.link is None or (stop is not None and stop.who.startswith((SIGNAL, SLURM))):
+            return
+        from ..keeping.finishing import Finishing  # noqa: PLC0415 - only where copies are made
+        from ..keeping.keeper import PEERS, everyone  # noqa: PLC0415
+
+        members, plan = tuple(decision["members"]), self._plan
+        if self._position in members:
+            plan = plan._replace(data=self._plan_of_attempt(decision))
+        offer = own_checkpoints(plan)
+        tolerance = Tolerance(self._silence, self._roster.enough) if self._survives else None
+        first = self._events.attempt * MEETINGS + LAST
+
+        def meet(offer: Any, decide: Any, patience: float, going: Any, number: int) -> Dict[str, Any]:
+            return self._link.meet(offer, decide, patience, going, first + number, tolerance)
+
+        count = min(PEERS if data.copies.peers is None else data.copies.peers, len(everyone(plan, decision)) - 1)
+        about = (self._control, self._events, self._state)
+        Finishing(self._plan, self._position, members, decision["world_size"], count, *about).run(offer, meet)
 
     def _plan_of_attempt(self, decision: Dict[str, Any]) -> Any:
         """The plan with this attempt's ranks, addresses and port."""
@@ -389,11 +448,13 @@ class Supervisor:
 
         def going() -> bool:
             control.take()
+            if self._keeper is not None:
+                self._keeper.look()
             if self._survives:
                 return not control.broken and not (is_spare and control.failed_here())
             return not control.broken and not control.lost_nodes()
 
-        patience = plan.grace + STUBBORN + SLACK
+        patience = plan.grace + STUBBORN + SLACK + plan.data.memory_patience
         if control.stop is not None and control.stop.save:
             patience += plan.data.save_patience
         offer = offer_end(plan, outcome)
@@ -406,7 +467,7 @@ class Supervisor:
             control.fail(None, str(error))
             return self._alone(offer)
         self._last_failure = verdict["why"] or control.failure
-        return verdict
+        return dict(verdict, together=True)
 
     def _alone(self, offer: Dict[str, Any]) -> Dict[str, Any]:
         """Decide from what this node knows."""
