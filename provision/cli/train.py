@@ -28,20 +28,25 @@ from provision.output import Reporter
 from provision.run import Job, node_history
 from provision.run.ignored import unsent_text
 from provision.run.shells import as_cmd, as_powershell, as_sh
-from provision.run.spec import count_nodes
 from provision.session import Session
-from provision.slurm import Options, check_options, read_allocation
+from provision.slurm import Options, read_allocation
 from provision.summaries.runs import train_output
 from provision.tasks import resume as resuming
 from provision.tasks import train as tasks
-from provision.tasks.bundles import parse_size
-from provision.tasks.gate import GateOptions
+from provision.tasks.asked import (
+    HANG_CHOICES,
+    ON_CHOICES,
+    SAVE_CHOICES,
+    asked_training,
+    read_on,
+    refuse_with_slurm,
+    size,
+)
 from provision.tasks.notify import read_notify
 from provision.tasks.resume_arg import AskResume
-from provision.tasks.slurm import On
 from provision.tasks.start import Ask, Choice, Following, HungUp
-from provision.tasks.train import ZERO_CHOICES, Policy, Training, active_nodes, find_config
-from trainer.agent.contract.plan import COPIES, SPACE, Copies
+from provision.tasks.train import ZERO_CHOICES, Training, find_config
+from trainer.agent.contract.plan import COPIES
 from trainer.bounds import Bound
 
 _SHELLS = {"sh": as_sh, "powershell": as_powershell, "cmd": as_cmd}
@@ -114,6 +119,15 @@ JOB_OPTIONS: _Options = (
     ),
     click.option("--name", metavar="NAME", help="Name in the run's id."),
 )
+_OF_JOB = (
+    "launcher",
+    "code",
+    "send",
+    "per_node",
+    "output",
+    "resume_arg",
+    *(f"{n}_config" for n in launchers.config_options()),
+)
 _COPIES_BOUND = Number(int, Bound(low=0, high=COPIES))
 _COPIES: _Options = (
     number("--copies", type=_COPIES_BOUND, help="Nodes that copy a node's checkpoint files.  [default: 1]"),
@@ -124,7 +138,7 @@ _SLURM: _Options = (
     click.option(
         "--on",
         "starter",
-        type=click.Choice(["ssh", "slurm"]),
+        type=click.Choice(ON_CHOICES),
         help="Start the agents by ssh, or as a Slurm job.  [default: ssh; within a Slurm job, on its nodes]",
     ),
     click.option("--partition", metavar="NAME", help="With --on slurm: the partition."),
@@ -157,7 +171,7 @@ POLICY_OPTIONS: _Options = (
     ),
     click.option(
         "--on-hang",
-        type=click.Choice(["stop", "warn"]),
+        type=click.Choice(HANG_CHOICES),
         default="stop",
         show_default=True,
         help="What to do about a hang.",
@@ -170,7 +184,7 @@ _HOW: _Options = (
     *_COPIES,
     click.option(
         "--save-to",
-        type=click.Choice(["disk", "memory"]),
+        type=click.Choice(SAVE_CHOICES),
         default="disk",
         show_default=True,
         help="Where the program saves first.",
@@ -233,7 +247,7 @@ def train_command(
     inventory = selection.load_or_here(reporter, nodes=count, starts=True)
     on = read_on(inventory, starter, Options(partition, limit_time, account, sbatch))
     selection = without_excluded(reporter, inventory, selection)
-    wanted = None if count is None or on is not None else count + options["spares"]  # Slurm chooses among all of them
+    wanted = None if options["spares"] or on is not None else count  # Slurm chooses among all of them
     nodes = selection.nodes(inventory, wanted)
     if on is not None:
         refuse_with_slurm(dry_run=dry_run, exclude_bad=options["exclude_bad"])
@@ -263,37 +277,6 @@ def without_excluded(reporter: Reporter, inventory: Inventory, selection: Select
     return replace(selection, exclude=",".join(filter(None, (selection.exclude, *gone)))) if gone else selection
 
 
-def read_on(inventory: Inventory, starter: str | None, options: Options) -> On | None:
-    """How Slurm starts the run; None without Slurm.
-
-    Raises:
-        UsageError: the options cannot be combined or used.
-    """
-    if options != Options() and starter != "slurm":
-        raise UsageError("--partition, --time, --account and --sbatch-arg are for Slurm", hint="add --on slurm")
-    if starter == "slurm":
-        if inventory.alone:
-            raise UsageError(
-                "--on slurm: there is no inventory of the cluster's nodes", hint="clusterctl init NAME=ADDRESS …"
-            )
-        check_options(options)
-        return On(options)
-    allocation = read_allocation(os.environ) if starter is None and not inventory.alone else None
-    return None if allocation is None else On(allocation=allocation)
-
-
-def refuse_with_slurm(*, dry_run: bool, exclude_bad: bool) -> None:
-    """Refuse what a job cannot do.
-
-    Raises:
-        UsageError: an option was given that needs other nodes than the job's, or none.
-    """
-    if dry_run:
-        raise UsageError("--dry-run: what a Slurm job starts depends on its nodes", hint="add --on ssh")
-    if exclude_bad:
-        raise UsageError("--exclude-bad: a Slurm job uses all of its nodes", hint="name the bad ones: --exclude NODES")
-
-
 def read_training(
     reporter: Reporter,
     inventory: Inventory,
@@ -303,26 +286,9 @@ def read_training(
     words: tuple[str, ...],
     module: str | None,
     variables: tuple[str, ...],
-    name: str | None,
-    zero: str | None,
-    pattern: str | None,
-    restarts: int,
-    lost_after: float,
-    hang_after: float | None,
-    on_hang: str,
     notify: str | None,
-    expected: str | None,
     detach: bool,
-    exclude_bad: bool,
-    force: bool,
-    copies: int | None = None,
-    copies_space: str | None = None,
-    copies_rate: str | None = None,
-    save_to: str = "disk",
-    save_every: str | None = None,
-    spares: int = 0,
-    min_nodes: int | None = None,
-    **job_options: Any,
+    **options: Any,
 ) -> tuple[Inventory, tuple[Node, ...], Training]:
     """The training that the options and arguments of ``train`` mean, its nodes, and the inventory with its variables.
 
@@ -331,42 +297,24 @@ def read_training(
     """
     if not words and module is None:
         words = (str(find_config(inventory)),)
-    job: Job = from_words(words, module=module, **job_options)
+    of_job = {name: options.pop(name) for name in _OF_JOB if name in options}
+    job: Job = from_words(words, module=module, **of_job)
     if inventory.alone:
         refuse_alone(count if count is not None else job.nodes)
-    wanted, job = count_nodes(job, count, nodes)
-    env = read_variables(variables, reporter)
-    if twice := [each for each in env if job.env.get(each, env[each]) != env[each]]:
-        reporter.warn(f"--env {', '.join(twice)}: overridden by the value in the command after --")
-    inventory = replace(inventory, train=replace(inventory.train, env={**inventory.train.env, **env}))
-    asked = Training(
-        job=job,
-        words=(*(("-m", module) if module else ()), *words),
-        name=name,
-        zero=zero,
-        pattern=pattern,
-        policy=Policy(
-            restarts,
-            lost_after,
-            hang_after,
-            on_hang,
-            Copies(copies, _size(copies_space), _size(copies_rate) or None, memory=save_to == "memory"),
-        ),
-        gate=GateOptions(exclude_bad=exclude_bad, force=force, asked=wanted),
+    return asked_training(
+        inventory,
+        nodes,
+        job,
+        words,
+        count=count,
+        module=module,
+        env=read_variables(variables, reporter),
+        warn=reporter.warn,
+        notify=notify,
         following=Following(detach, None if detach else ask_detach_or_stop(reporter)),
-        notify=read_notify(notify),
-        expected=expected,
-        save_every=save_every,
         ask_resume=ask_resume_arg(reporter),
-        spares=spares,
-        min_nodes=min_nodes,
+        **options,
     )
-    if wanted is not None and wanted + spares > len(nodes):
-        have = f"{wanted} nodes and {spares} spares are {wanted + spares}; there are {len(nodes)}"
-        raise UsageError(f"--spares {spares}: {have}", hint="fewer --nodes or --spares, or more nodes in the inventory")
-    chosen = tuple(nodes[: None if wanted is None else wanted + spares])
-    active_nodes(chosen, spares, min_nodes)
-    return inventory, chosen, asked
 
 
 def _show(reporter: Reporter, session: Session, asked: Training, shell: str) -> None:
@@ -449,7 +397,7 @@ def resume_command(
     following = Following(detach, ask_detach_or_stop(reporter))
     ask = ask_resume_arg(reporter)
     memory = None if save_to is None else save_to == "memory"
-    changed = resuming.CopiesOptions(copies, _size(copies_space), _size(copies_rate) or None, memory)
+    changed = resuming.CopiesOptions(copies, size(copies_space), size(copies_rate) or None, memory)
     options = resuming.ResumeOptions(
         force,
         count,
@@ -464,11 +412,6 @@ def resume_command(
     with detach_on_hangup(), selection.session_or_here(reporter, starts=True) as session:
         result = resuming.resume(session, run, options)
     reporter.result(*train_output(result))
-
-
-def _size(text: str | None) -> int | None:
-    """A size in bytes; None without one."""
-    return None if text is None else min(SPACE, parse_size(text))
 
 
 def ask_resume_arg(reporter: Reporter) -> AskResume | None:

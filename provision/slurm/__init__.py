@@ -125,11 +125,13 @@ class Chosen:
         nodes: in the order of their ranks.
         names: by the inventory's name, Slurm's name.
         gpus: the GPUs to ask for on each node; 0: none.
+        survives: whether the run continues without a lost node, so Slurm must not end the job then.
     """
 
     nodes: tuple[Node, ...]
     names: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 0
+    survives: bool = False
 
 
 def check_options(options: Options) -> None:
@@ -177,7 +179,7 @@ def arguments(options: Options, run: str, chosen: Chosen) -> list[str]:
     names = ",".join(chosen.names[node.name] for node in chosen.nodes)
     words = ["--parsable", f"--job-name={run}", f"--nodes={len(chosen.nodes)}", f"--nodelist={names}"]
     words += ["--ntasks-per-node=1", "--exclusive", "--mem=0", "--requeue", "--open-mode=append"]
-    words += ["--output=/dev/null", "--chdir=/"]
+    words += ["--output=/dev/null", "--chdir=/", *(["--no-kill"] if chosen.survives else [])]
     limit = None if options.time is None else minutes(options.time)
     if limit is None or limit > _SHORT:
         words.append(f"--signal=B:USR1@{WARNING}")
@@ -298,7 +300,12 @@ def _short(name: str) -> str:
 
 
 def choose(
-    nodes: Sequence[Node], theirs: Sequence[SlurmNode], options: Options, count: int | None, per_node: int | None = None
+    nodes: Sequence[Node],
+    theirs: Sequence[SlurmNode],
+    options: Options,
+    count: int | None,
+    per_node: int | None = None,
+    spares: int = 0,
 ) -> Chosen:
     """The nodes of a job: those that can start now before the busy ones, else in the inventory's order.
 
@@ -306,8 +313,9 @@ def choose(
         nodes: the nodes that the user chose.
         theirs: all nodes as Slurm knows them.
         options: what the user asks of Slurm.
-        count: how many; None: all.
+        count: how many, with the spares; None: all.
         per_node: the GPUs to ask for on each node; None: all that Slurm has there.
+        spares: how many of them are spares, for the error.
 
     Raises:
         UsageError: the partition does not exist, or has too few of the nodes.
@@ -334,10 +342,12 @@ def choose(
     needed = len(nodes) if count is None else count
     if len(usable) < needed:
         reasons = "; ".join(f"{text}: {fold(names)}" for text, names in why.items())
+        fewer = f"--nodes {len(usable) - spares}" if len(usable) > spares else "fewer --spares"
         raise UsageError(
             f"{where} has {len(usable)} of the {needed} nodes that the run needs"
+            + (f", {spares} of them as spares" if spares else "")
             + (f" ({reasons})" if reasons else ""),
-            hint=f"--nodes {len(usable)}, or see: sinfo -N -l" if usable else "see: sinfo -N -l; names must match",
+            hint=f"{fewer}, or see: sinfo -N -l" if usable else "see: sinfo -N -l; names must match",
         )
     order = {node.name: index for index, node in enumerate(nodes)}
     first = sorted(usable, key=lambda node: (known[node.name].preference or 0, order[node.name]))[:needed]
@@ -348,13 +358,16 @@ def choose(
     )
 
 
-def inside(nodes: Sequence[Node], allocation: Allocation, count: int | None) -> tuple[Chosen, tuple[str, ...]]:
+def inside(
+    nodes: Sequence[Node], allocation: Allocation, count: int | None, spares: int = 0
+) -> tuple[Chosen, tuple[str, ...]]:
     """The nodes of an allocation, in the inventory's order, and the names of its nodes that match none.
 
     Args:
         nodes: the nodes that the user chose.
         allocation: the job in which this command runs.
-        count: how many nodes; None: all of the allocation's.
+        count: how many nodes, with the spares; None: all of the allocation's.
+        spares: how many of them are spares, for the error.
 
     Raises:
         UsageError: it has fewer of the nodes, or none.
@@ -363,12 +376,13 @@ def inside(nodes: Sequence[Node], allocation: Allocation, count: int | None) -> 
     members = tuple(node for node in nodes if node.name in known)
     other = tuple(name for name in allocation.names if name not in {each.name for each in known.values()})
     if not members or (count is not None and count > len(members)):
-        wanted = "" if count is None else f"--nodes {count}: "
+        wanted = "" if count is None else f"--nodes {count - spares}: "
+        wanted = wanted if not wanted or not spares else f"{wanted[:-2]} and --spares {spares}: "
         has = f"{len(members)} of the chosen nodes" + (f": {fold(node.name for node in members)}" if members else "")
         more = f"; {fold(other)} of it {'is' if len(other) == 1 else 'are'} not among them" if other else ""
         raise UsageError(
             f"{wanted}Slurm job {allocation.job} has {has}{more}",
-            hint=f"--nodes {len(members)}, or a larger allocation: salloc --nodes={count}"
+            hint=f"--nodes {max(1, len(members) - spares)}, or a larger allocation: salloc --nodes={count}"
             if members
             else "their names must match the inventory's; or train outside of the job: --on ssh",
         )

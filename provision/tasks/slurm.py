@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +137,7 @@ def reserve(
         return
     reserved.job = _submit(session, run, on.options, chosen)
     try:
-        _wait(session, chosen.nodes, reserved.job)
+        _wait(session, chosen, reserved.job)
         yield reserved
     except BaseException:
         if not reserved.handed:
@@ -145,21 +145,33 @@ def reserve(
         raise
 
 
-def choose(session: Session, nodes: Sequence[Node], on: On, count: int | None, per_node: int | None = None) -> Chosen:
+def choose(
+    session: Session,
+    nodes: Sequence[Node],
+    on: On,
+    count: int | None,
+    per_node: int | None = None,
+    *,
+    spares: int = 0,
+    survives: bool = False,
+) -> Chosen:
     """Choose ``count`` of the nodes for a job: those of the allocation, or those that Slurm can give.
+
+    ``spares`` of them are spares. ``survives``: the run continues without a lost node.
 
     Raises:
         UsageError: there are too few.
         PreflightError: Slurm does not answer.
     """
     if on.allocation is not None:
-        chosen, other = slurm.inside(nodes, on.allocation, count)
+        chosen, other = slurm.inside(nodes, on.allocation, count, spares)
         text = f"the nodes are those of Slurm job {on.allocation.job}: {fold(node.name for node in chosen.nodes)}"
         session.emit(Notice(text + (f"; not in the inventory, or not chosen: {fold(other)}" if other else "")))
-        return chosen
+        return replace(chosen, survives=survives)
     script = f"timeout {ANSWER} sinfo -h -N -o {quote(slurm.NODES_FORMAT)}"
     answer = _ask(session, nodes[0], script, "sinfo")
-    return slurm.choose(nodes, slurm.read_nodes(answer), on.options, count, per_node)
+    found = slurm.choose(nodes, slurm.read_nodes(answer), on.options, count, per_node, spares)
+    return replace(found, survives=survives)
 
 
 def started_with(session: Session, run: str, node: Node) -> tuple[Options | None, str] | None:
@@ -231,7 +243,7 @@ class _SlurmStart(Start):
                 "slurm/launch.sh.j2",
                 run=str(there),
                 job=reserved.job,
-                step=step(str(there), len(used), used) + 'wait "$cc_srun"\n',
+                step=step(str(there), len(used), used, survives=reserved.chosen.survives) + 'wait "$cc_srun"\n',
             )
             self.refuse_failed(
                 session.each(lambda node: _ask(session, node, script, "srun"), on=[self.nodes[0]], changes=True)
@@ -254,26 +266,41 @@ class _SlurmStart(Start):
         return started.ok
 
 
-def step(run: str, count: int, names: Sequence[str] = (), gpus: int = 0) -> str:
-    """The lines of sh that start one agent on each node of a job, in the background; ``cc_srun`` is their pid."""
+def step(run: str, count: int, names: Sequence[str] = (), gpus: int = 0, *, survives: bool = False) -> str:
+    """The lines of sh that start one agent on each node of a job, in the background; ``cc_srun`` is their pid.
+
+    With ``survives`` the agents on the other nodes continue when Slurm loses a node.
+    """
     options = [f"--nodes={count}", f"--ntasks={count}", *_SRUN]
+    options += ["--no-kill"] if survives else []
     options += [f"--gpus-per-node={gpus}"] if gpus else []
     options += [f"--nodelist={','.join(names)}", "--overlap"] if names else []
-    return render("slurm/step.sh.j2", options=options, agent=render("slurm/agent.sh.j2"), run=run)
+    agent = render("slurm/agent.sh.j2", ends_job=survives and not names)  # an allocation is the user's
+    return render("slurm/step.sh.j2", options=options, agent=agent, run=run)
 
 
 def job_script(run: str, chosen: Chosen) -> str:
     """The batch script of a run; ``run`` is its folder on the nodes."""
-    return render("slurm/job.sh.j2", run=run, patience=_GATE, step=step(run, len(chosen.nodes), gpus=chosen.gpus))
+    return render(
+        "slurm/job.sh.j2",
+        run=run,
+        patience=_GATE,
+        step=step(run, len(chosen.nodes), gpus=chosen.gpus, survives=chosen.survives),
+    )
 
 
 def _submit(session: Session, run: str, options: Options, chosen: Chosen) -> str:
     """Submit the job. Returns its id."""
     script = job_script(str(run_folder(session.inventory, run)), chosen)
     submit = render("slurm/submit.sh.j2", seconds=ANSWER, options=slurm.arguments(options, run, chosen))
-    out = _ask(session, chosen.nodes[0], submit, "sbatch", stdin=script.encode())
+    try:
+        out = _ask(session, chosen.nodes[0], submit, "sbatch", stdin=script.encode())
+    except (UnansweredError, KeyboardInterrupt, InterruptedByUser):
+        _cancel_named(session, chosen.nodes[0], run)
+        raise
     job = slurm.read_submitted(out)
     if job is None:
+        _cancel_named(session, chosen.nodes[0], run)
         raise PreflightError(
             "Slurm's answer to sbatch has no job id; nothing was started",
             reasons={chosen.nodes[0].name: out.strip()[-200:] or "it is empty"},
@@ -282,13 +309,14 @@ def _submit(session: Session, run: str, options: Options, chosen: Chosen) -> str
     return job
 
 
-def _wait(session: Session, nodes: Sequence[Node], job: str) -> None:
+def _wait(session: Session, chosen: Chosen, job: str) -> None:
     """Wait until a job has its nodes.
 
     Raises:
         PreflightError: it ended, it can never start, or Slurm does not answer.
         InterruptedByUser: Ctrl-C.
     """
+    nodes = chosen.nodes
     pause, most = _LOOKS
     answered = time.monotonic()
     try:
@@ -303,6 +331,7 @@ def _wait(session: Session, nodes: Sequence[Node], job: str) -> None:
                     shown.progress(0, "Slurm's controller does not answer")
                 else:
                     if found is not None and found.state == slurm.RUNNING:
+                        refuse_other_nodes(chosen, found)
                         shown.states = dict.fromkeys((node.name for node in nodes), f"job {job}")
                         return
                     _refuse_ended(nodes, job, found)
@@ -314,6 +343,24 @@ def _wait(session: Session, nodes: Sequence[Node], job: str) -> None:
         raise InterruptedByUser(
             f"interrupted while Slurm job {job} was waiting; it was cancelled", hint="run the same command again"
         ) from None
+
+
+def refuse_other_nodes(chosen: Chosen, job: slurm.Job) -> None:
+    """Refuse a job that runs on other nodes than it was submitted for: an option of ``--sbatch-arg`` changed them.
+
+    Raises:
+        PreflightError: nodes are missing, or others were added.
+    """
+    wanted = set(chosen.names.values())
+    missing, added = sorted(wanted.difference(job.nodes)), sorted(set(job.nodes) - wanted)
+    if not job.nodes or not (missing or added):  # names that cannot be read are no reason
+        return
+    parts = [f"it is without {fold(missing)}"] * bool(missing) + [f"it also has {fold(added)}"] * bool(added)
+    raise PreflightError(
+        f"Slurm job {job.id} runs on other nodes than the run; it was cancelled, and nothing was started",
+        reasons={chosen.nodes[0].name: "; ".join(parts)},
+        hint="choose nodes with --nodes, --limit and --exclude, not with --sbatch-arg",
+    )
 
 
 def _refuse_ended(nodes: Sequence[Node], job: str, found: slurm.Job | None) -> None:
@@ -369,6 +416,21 @@ def _cancel(session: Session, node: Node, job: str) -> None:
         session.warn(f"{node.name}: job {job} could not be cancelled: {error}. Run there: scancel {job}")
 
 
+def _cancel_named(session: Session, node: Node, run: str) -> None:
+    """Cancel the job of a run whose id is not known: Slurm may have accepted it before its answer was lost."""
+    try:
+        session.output(node, f"timeout {ANSWER} scancel --name={quote(run)}", deadline=_DEADLINE)
+    except ClusterctlError as error:
+        session.warn(
+            f"{node.name}: whether Slurm has a job of run {run} is not known: {error}. "
+            f"See there: squeue --me -n {run}; to cancel it: scancel --name={run}"
+        )
+
+
+class UnansweredError(PreflightError):
+    """A program of Slurm gave no answer, so what it did is not known."""
+
+
 def _ask(session: Session, node: Node, script: str, program: str, stdin: bytes | None = None) -> str:
     """The output of a program of Slurm.
 
@@ -379,7 +441,7 @@ def _ask(session: Session, node: Node, script: str, program: str, stdin: bytes |
     try:
         result = session.run(node, script, stdin=stdin, deadline=_DEADLINE)
     except ClusterctlError as error:
-        raise PreflightError(
+        raise UnansweredError(
             f"{program} cannot run on {node.name}; nothing was started",
             reasons={node.name: str(error)},
             hint=f"clusterctl check --limit {node.name}",
@@ -393,9 +455,8 @@ def _ask(session: Session, node: Node, script: str, program: str, stdin: bytes |
             f"{node.name}: {why}; nothing was started",
             hint="what exists there: sinfo -s; sacctmgr show assoc user=$USER",
         )
-    raise PreflightError(
-        "Slurm refused the run; nothing was started", reasons={node.name: why}, hint=_hint({node.name: why})
-    )
+    kind = UnansweredError if result.rc == 124 else PreflightError
+    raise kind("Slurm refused the run; nothing was started", reasons={node.name: why}, hint=_hint({node.name: why}))
 
 
 def _why(program: str, result: Result) -> str:

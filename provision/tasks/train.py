@@ -140,8 +140,19 @@ def train(session: Session, asked: Training) -> TrainResult:
     chosen = None
     if asked.on is not None:
         count = None if asked.gate.asked is None else asked.gate.asked + asked.spares
-        chosen = slurm.choose(session, session.nodes, asked.on, count, asked.job.per_node)
+        chosen = slurm.choose(
+            session,
+            choose_nodes(asked.job, session.nodes),  # Slurm must give no node that DeepSpeed's --exclude skips
+            asked.on,
+            count,
+            asked.job.per_node,
+            spares=asked.spares,
+            survives=bool(asked.spares) or asked.min_nodes is not None,
+        )
         session.nodes = chosen.nodes
+        names = {node.name for node in chosen.nodes}
+        left = {name: gpus for name, gpus in asked.job.exclude.items() if name in names}
+        asked = replace(asked, job=replace(asked.job, exclude=left))
     run, files, nodes = _pack(session, asked)
     for text in (*files.notices, *([unsent_text(files.unsent)] if files.unsent else ())):
         session.emit(Notice(text))

@@ -31,7 +31,7 @@ KillWait=5
 SlurmdTimeout=10
 BatchStartTimeout=10
 MessageTimeout=5
-SchedulerParameters=sched_interval=2,bf_interval=3
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 {nodes}

@@ -1,4 +1,4 @@
-"""``train --on slurm`` and ``train`` within an allocation, with Debian's slurmctld, slurmd and munged on two nodes."""
+"""``train --on slurm`` and ``train`` within an allocation, with Debian's slurmctld, slurmd and munged on nodes."""
 
 import json
 import re
@@ -29,6 +29,7 @@ for step in range(1, 2000):
     print(f"step {step} loss {1 / step}", flush=True)
     time.sleep(0.2)
 """
+TWO = ("--nodes", "2")
 PLAIN_STEPS = ("--launcher", "plain", "--gpus-per-node", "1", "code/steps.py", "--")
 
 
@@ -80,7 +81,7 @@ class Lab:
 
 @pytest.fixture(scope="module")
 def lab(require_sandbox, tmp_path_factory):
-    """Two nodes with this machine's root, Slurm, and an environment that is the machine's Python."""
+    """Three nodes with this machine's root, Slurm, and an environment that is the machine's Python."""
     from provision import sandbox as sandboxes
 
     if not EXTRACTED.exists():
@@ -88,7 +89,7 @@ def lab(require_sandbox, tmp_path_factory):
     folder = tmp_path_factory.mktemp("slurm")
     with sandboxes.up(
         sandboxes.Options(
-            nodes=2, name=f"slurm-{folder.name[-6:]}-{time.time_ns() % 10**6}", directory=folder, rootfs="host"
+            nodes=3, name=f"slurm-{folder.name[-6:]}-{time.time_ns() % 10**6}", directory=folder, rootfs="host"
         )
     ) as box:
         lab = Lab(box)
@@ -113,8 +114,8 @@ def _no_jobs_are_left(lab):
 
 def test_a_job_trains_to_the_end(lab):
     done = lab.run(
-        "train", "--on", "slurm", "--partition", "main", "--time", "30", "--sbatch-arg=--comment=ours", *PLAIN_STEPS,
-        "--steps", "12", "--save-every", "5",
+        "train", "--on", "slurm", *TWO, "--partition", "main", "--time", "30", "--sbatch-arg=--comment=ours",
+        *PLAIN_STEPS, "--steps", "12", "--save-every", "5",
     )  # fmt: skip
     assert "trained on node[01-02] (world size 2): 12 steps" in done.stdout
     assert "Waiting for Slurm job" in done.stderr
@@ -137,11 +138,11 @@ def test_a_failed_rank_ends_the_job(lab):
 
 
 def test_status_logs_stop_and_resume_are_the_same_as_without_slurm(lab):
-    run, _ = lab.detached("--on", "slurm", *PLAIN_STEPS, "--steps", "3000", "--save-every", "10")
+    run, _ = lab.detached("--on", "slurm", *TWO, *PLAIN_STEPS, "--steps", "3000", "--save-every", "10")
     lab.until_saved(run)
     job = lab.job(run)
     assert lab.slurm.jobs() == {job: "RUNNING"}
-    for node in lab.slurm.nodes:  # the agents are processes of the job, on every node
+    for node in lab.slurm.nodes[:2]:  # the agents are processes of the job, on every node
         pids = lab.slurm.on(
             "pgrep -f '[a]gent run' | while read p; do ps -o args= -p $(ps -o ppid= -p $p); done", node, False
         )
@@ -167,7 +168,7 @@ def test_status_logs_stop_and_resume_are_the_same_as_without_slurm(lab):
 
 
 def test_a_requeued_job_resumes_the_run_without_the_controller(lab):
-    words = ["train", "--on", "slurm", *PLAIN_STEPS, "--steps", "3000", "--save-every", "10"]
+    words = ["train", "--on", "slurm", *TWO, *PLAIN_STEPS, "--steps", "3000", "--save-every", "10"]
     with_controller = Attached(lab, words, "step 12 ")
     run = lab.newest
     job = lab.job(run)
@@ -192,7 +193,7 @@ def test_a_requeued_job_resumes_the_run_without_the_controller(lab):
 
 
 def test_a_node_that_slurm_loses_requeues_the_run(lab):
-    run, _ = lab.detached("--on", "slurm", *PLAIN_STEPS, "--steps", "3000", "--save-every", "10")
+    run, _ = lab.detached("--on", "slurm", *TWO, *PLAIN_STEPS, "--steps", "3000", "--save-every", "10")
     lab.until_saved(run)
     job, node = lab.job(run), lab.slurm.nodes[1]
     lab.slurm.kill_slurmd(node)
@@ -203,6 +204,29 @@ def test_a_node_that_slurm_loses_requeues_the_run(lab):
     assert lab.slurm.job(job)["Restarts"] == "1"
     lab.run("stop", run)
     lab.no_jobs()
+
+
+@pytest.mark.parametrize("lost", [1, 0], ids=["another-node", "first-node"])
+def test_a_spare_of_the_job_replaces_a_node_that_slurm_loses(lab, lost):
+    words = ("--on", "slurm", *TWO, "--spares", "1", "--lost-after", "5", *PLAIN_STEPS, "--save-every", "10")
+    run, _ = lab.detached(*words, "--steps", "400")
+    lab.until_saved(run)
+    job, node = lab.job(run), lab.slurm.nodes[lost]
+    assert lab.slurm.job(job)["NumNodes"] == "3"
+    # With the first node, also the batch script and srun are lost; slurmctld stays.
+    own = "$(pidof slurmd) $(pgrep slurmstepd) $(pgrep srun) $(pgrep -f '[s]lurm_script') $(pgrep -f '[a]gent run')"
+    lab.slurm.on(f"kill -9 {own}", node, check=False)
+    wait_until(lambda: lab.slurm.states()[node].startswith("down"), "Slurm did not notice", 60)
+    assert lab.slurm.jobs() == {job: "RUNNING"}
+    members = [event["nodes"] for event in lab.events(run, 1 - lost) if event["event"] == "attempt"]
+    assert members == [["node01", "node02"], ["node01" if lost else "node03", "node03" if lost else "node02"]]
+    fields = lab.slurm.job(job)
+    assert (fields["NumNodes"], fields["Restarts"]) == ("2", "0")
+    lab.no_jobs()  # the run has finished, and has ended the job
+    end = lab.events(run, 1 - lost)[-1]
+    assert (end["event"], end["state"], end["step"]) == ("end", "finished", 400)
+    lab.slurm.start_slurmd(node)
+    lab.slurm.wait(lambda: lab.slurm.states()[node] == "idle", 30, lambda: str(lab.slurm.states()))
 
 
 def test_the_run_saves_before_its_time_is_over(lab):
@@ -241,14 +265,18 @@ def test_train_within_an_allocation_uses_its_nodes(lab):
 
 
 def test_slurm_refuses(lab):
-    words = ["train", "--on", "slurm", *PLAIN_STEPS]
+    words = ["train", "--on", "slurm", *TWO, *PLAIN_STEPS]
     refused = lab.run(*words[:3], "--partition", "nope", *PLAIN_STEPS, rc=2)
     assert "--partition nope: Slurm has no such partition" in refused.stderr
     assert "main, small, urgent" in refused.stderr
-    refused = lab.run(*words[:3], "--partition", "small", *PLAIN_STEPS, rc=2)
-    assert "partition small has 1 of the 2 nodes that the run needs (not in the partition: node02)" in refused.stderr
+    refused = lab.run(*words[:3], "--partition", "small", *TWO, *PLAIN_STEPS, rc=2)
+    assert (
+        "partition small has 1 of the 2 nodes that the run needs (not in the partition: node[02-03])" in refused.stderr
+    )
     refused = lab.run(*words[:3], "--sbatch-arg=--licenses=none:9", *PLAIN_STEPS, rc=4)
     assert "node01: sbatch: error: " in " ".join(refused.stderr.split())
+    refused = lab.run(*words[:3], "--nodes", "2", "--sbatch-arg=--nodelist=node02,node03", *PLAIN_STEPS, rc=4)
+    assert "it is without node01; it also has node03" in " ".join(refused.stderr.split())
     refused = lab.run(*words[:3], "--sbatch-arg=--hold", *PLAIN_STEPS, rc=4)
     assert "it can never start: JobHeldUser" in refused.stderr
     assert lab.slurm.jobs() == {}

@@ -1,15 +1,17 @@
 """Slurm as data: options, what its programs answer, and the nodes of a job."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from provision import slurm
-from provision.errors import UsageError
+from provision.errors import PreflightError, UsageError
 from provision.model import Node
 from provision.slurm import Allocation, Chosen, Options, SlurmNode
+from provision.tasks.slurm import job_script, refuse_other_nodes
 
 NODES = tuple(Node(f"gpu{number:02}", f"10.0.0.{number}") for number in range(1, 5))
 SINFO = """\
@@ -74,6 +76,35 @@ def test_arguments_of_sbatch():
     assert words[-4:] == ["--partition=main", "--time=2-12", "--account=team", "--qos=high"]
     short = slurm.arguments(Options(time="4"), "run-1", Chosen(NODES[:1], {"gpu01": "gpu01"}))
     assert not [word for word in short if word.startswith(("--signal", "--gpus", "--partition"))]
+
+
+def test_a_run_that_survives_the_loss_of_nodes_keeps_its_job():
+    chosen = Chosen(NODES[:2], {"gpu01": "gpu01", "gpu02": "g2"}, survives=True)
+    assert "--no-kill" in slurm.arguments(Options(), "run-1", chosen)
+    assert "--no-kill" not in slurm.arguments(Options(), "run-1", replace(chosen, survives=False))
+    assert " --no-kill " in job_script("/opt/runs/r", chosen)
+    assert "--no-kill" not in job_script("/opt/runs/r", replace(chosen, survives=False))
+
+
+def test_spares_are_named_in_errors():
+    with pytest.raises(UsageError, match="3 of the 4 nodes that the run needs, 2 of them as spares") as error:
+        slurm.choose(NODES, THEIRS, Options(), 4, spares=2)
+    assert error.value.hint == "--nodes 1, or see: sinfo -N -l"
+    with pytest.raises(UsageError) as error:
+        slurm.choose(NODES, THEIRS, Options(), 4, spares=3)
+    assert error.value.hint == "fewer --spares, or see: sinfo -N -l"
+    with pytest.raises(UsageError, match=r"^--nodes 2 and --spares 1: Slurm job 7 has 2 of the chosen nodes") as error:
+        slurm.inside(NODES, Allocation("7", ("gpu01", "gpu02")), 3, spares=1)
+    assert error.value.hint == "--nodes 1, or a larger allocation: salloc --nodes=3"
+
+
+def test_a_job_on_other_nodes_is_refused():
+    chosen = Chosen(NODES[:2], {"gpu01": "gpu01", "gpu02": "g2"})
+    for text in ("13|RUNNING|g2,gpu01|None", "13|RUNNING|gpu[1-99999999]|None"):
+        refuse_other_nodes(chosen, slurm.read_job(text, "13"))
+    with pytest.raises(PreflightError, match="job 13 runs on other nodes") as error:
+        refuse_other_nodes(chosen, slurm.read_job("13|RUNNING|g[2-3]|None", "13"))
+    assert error.value.reasons == {"gpu01": "it is without gpu01; it also has g3"}
 
 
 @pytest.mark.parametrize(
