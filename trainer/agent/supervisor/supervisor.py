@@ -103,7 +103,7 @@ class Supervisor:
             self._events.emit("notice", text="checkpoints in RAM could not be moved to the disk: %s" % error)
 
     def _attempts(self) -> Dict[str, Any]:
-        number, failures = 1, 0
+        number, failures, top = 1, 0, -1
         while True:
             self._events.attempt = number
             self._control.begin()
@@ -118,7 +118,10 @@ class Supervisor:
                 return dict(verdict, state=FAILED)
             self._replaces = bool(verdict.get("replaces"))
             self._restarted += not self._replaces
-            failures = 0 if self._replaces else failures_in_row(failures, time.monotonic() - started)
+            step = -1 if verdict["step"] is None else verdict["step"]
+            seconds = time.monotonic() - started
+            failures = 0 if self._replaces else failures_in_row(failures, seconds, new_steps=step > top)
+            top = max(top, step)
             of = "" if self._survives else " of %d" % self._plan.data.attempts
             text = "attempt %d%s failed: %s" % (number, of, describe_reason(verdict["why"]))
             self._events.emit("notice", kind=RESTART, text=text, why=verdict["why"])
@@ -439,9 +442,12 @@ class Supervisor:
         return 0 if verdict["state"] == "finished" else 1
 
 
-def failures_in_row(before: int, seconds: float) -> int:
-    """How many attempts in a row have failed quickly, after one that took ``seconds``."""
-    return 1 if seconds >= STEADY else before + 1
+def failures_in_row(before: int, seconds: float, *, new_steps: bool = False) -> int:
+    """How many attempts in a row have failed quickly, after one that took ``seconds``.
+
+    ``new_steps``: it made steps beyond those of all earlier ones, so the cluster works and the next need not wait.
+    """
+    return 1 if seconds >= STEADY or new_steps else before + 1
 
 
 def describe_reason(why: Optional[Dict[str, Any]]) -> str:
