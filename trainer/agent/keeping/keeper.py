@@ -52,8 +52,8 @@ class Keeper:
         plan: the node's plan.
         peers: the number of copies; ``asked``: whether the user gave it.
         world_size: the ranks of the attempt.
-        members: the positions of the nodes in ``Link.nodes``, in the order of their ranks. Spares have no ranks, and
-            hold no copies. The link and the lists of files know a node by its position.
+        members: the positions of the nodes in the run's ``Link.nodes``, in the order of their ranks. Spares have no
+            ranks, and hold no copies. The link and the lists of files know a node by its position.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Keeper:
                 self.notice(text % (self.peers, others, others))
             self.peers = others
         self._control.keeping = self.take
-        self._direct = Direct(self._control.link.copies, len(link.nodes))
+        self._direct = Direct(self._control.link.copies, max(self.members) + 1)
         self._address = self._direct.start()
         for name, work in (("checkpoints", self._watch), ("copier", self._copy_all)):
             thread = threading.Thread(target=work, name=name, daemon=True)
@@ -344,8 +344,8 @@ class _Coordinator:
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
-        link = keeper.plan.data.link
-        self._nodes = link.nodes if link is not None else ()
+        link = keeper.plan.data.link  # an attempt's has the names of its members alone
+        self._names = dict(zip(keeper.members, link.nodes if link is not None else ()))
         self._offers: Dict[int, Dict[str, Any]] = {}
         self._addresses: Dict[str, Any] = {}
         self._current: Optional[Generation] = None
@@ -420,7 +420,7 @@ class _Coordinator:
             step=generation.step,
             seconds=round(time.monotonic() - self._began, 3),
             bytes=copied,
-            on=[self._nodes[rank] for rank in sorted(self._answers)],
+            on=[self._names[rank] for rank in sorted(self._answers)],
         )
 
     def _note(self, choice: Any) -> None:
