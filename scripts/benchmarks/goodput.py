@@ -110,14 +110,14 @@ class Watch:
             self.attempts, self.members, self.steps = event["attempt"], list(event["nodes"]), []
         if kind == "end":
             self.ends[name] = event
+        if kind == "replaced":  # from the node that gets rank 0, before it starts
+            self.lost.add(event["node"])
         if name != (self.members or [name])[0]:
             return
         self._events.append(event)
         if kind == "progress" and isinstance(event.get("step"), int):
             self.steps.append((event["time"], event["step"]))
             self.top = max(self.top, event["step"])
-        elif kind == "replaced":
-            self.lost.add(event["node"])
 
     @property
     def end(self) -> Mapping[str, Any] | None:

@@ -345,7 +345,8 @@ class _Coordinator:
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
         link = keeper.plan.data.link  # an attempt's has the names of its members alone
-        self._names = dict(zip(keeper.members, link.nodes if link is not None else ()))
+        names = link.nodes if link is not None else ()
+        self._names = {position: names[rank] for rank, position in enumerate(keeper.members[: len(names)])}
         self._offers: Dict[int, Dict[str, Any]] = {}
         self._addresses: Dict[str, Any] = {}
         self._current: Optional[Generation] = None
