@@ -1,32 +1,37 @@
 #!/usr/bin/env python3
-"""scripts/bench goodput: the effective training time of a run on sandbox nodes with a random fault again and again."""
+"""scripts/bench goodput: the effective training time of runs on sandbox nodes with a random fault again and again."""
 
 import argparse
 import json
+import os
 import random
 import shlex
+import shutil
 import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import bench_machine
 from bench_measure import BenchError, progress, run
-from goodput_faults import FAULTS
-from launch_cluster import CODE, Cluster, Lines, Run
+from goodput_faults import FAULTS, mount
+from launch_cluster import CODE, Cluster, Run
 
+from provision.diagnosis.reading import parse_objects
 from provision.errors import ClusterctlError
 from provision.summaries.effective import effective_text
-from trainer.agent.contract import effective
-from trainer.agent.contract.effective import Effective
+from trainer.agent.account import account
+from trainer.agent.contract.effective import PARTS, Effective
 
 TRAINER = Path(__file__).with_name("goodput_trainer.py")
-LOOK = 0.25  # seconds between looks at the events of rank 0's agent, which is a file on the node
+LOOK = 0.25  # seconds between looks at the events of the agents, which are files on the nodes
+NOT_TRIED = "not tried"
 
 
 @dataclass(frozen=True)
@@ -52,62 +57,104 @@ class Hit:
     why: str = ""
 
 
+@dataclass
+class Found:
+    """What all runs gave: the faults, each run's account, and healthy nodes that a run continued without."""
+
+    hits: list[Hit] = field(default_factory=list)
+    spent: list[Effective] = field(default_factory=list)
+    condemned: list[str] = field(default_factory=list)
+
+    @property
+    def tried(self) -> list[Hit]:
+        return [each for each in self.hits if not each.why.startswith(NOT_TRIED)]
+
+
 class Watch:
-    """Reads the events of rank 0's agent as they grow. ``folder`` is on the node."""
+    """Reads the events of all agents as they grow: rank 0 moves to another node when its own is lost."""
 
     def __init__(self, run_: Run) -> None:
         folder = str(run_.record()["folder"]).lstrip("/")
-        self._path = run_.cluster.box.node_root(run_.names[0]) / folder / "logs/node0/events.jsonl"
-        self._at = 0
-        self.state: Mapping[str, Any] = {}
+        self._run = run_
+        self._folders = {name: f"{folder}/logs/node{position}" for position, name in enumerate(run_.names)}
+        self._at = dict.fromkeys(run_.names, 0)
+        self._events: list[Mapping[str, Any]] = []  # of rank 0's nodes
         self.steps: list[tuple[float, int]] = []  # of the newest attempt
         self.top = 0  # the highest step
         self.attempts = 0
-        self.end: Mapping[str, Any] | None = None
-        self.replaced: list[Mapping[str, Any]] = []
+        self.members: list[str] = []  # the nodes that have ranks
+        self.struck: set[str] = set()  # nodes that a fault has taken from the run
+        self.ends: dict[str, Mapping[str, Any]] = {}
+        self.lost: set[str] = set()  # nodes that the run continued without
 
     def look(self) -> None:
         """Read what is new."""
-        if not self._path.exists():  # the agent starts
+        fresh = [(event["time"], name, event) for name in self._folders for event in self._read(name)]
+        for _, name, event in sorted(fresh, key=lambda each: each[0]):
+            self._take(name, event)
+
+    def _read(self, name: str) -> list[Mapping[str, Any]]:
+        try:
+            path = self._run.cluster.box.node_root(name) / self._folders[name] / "events.jsonl"
+            with path.open("rb") as file:
+                file.seek(self._at[name])
+                whole, _, _ = file.read().rpartition(b"\n")
+        except (OSError, ClusterctlError):  # the agent starts, or the node is off
+            return []
+        self._at[name] += len(whole) + bool(whole)
+        return list(parse_objects(whole.decode(errors="replace")))  # a full disk tears lines
+
+    def _take(self, name: str, event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "attempt" and event["attempt"] > self.attempts:
+            self.attempts, self.members, self.steps = event["attempt"], list(event["nodes"]), []
+        if kind == "end":
+            self.ends[name] = event
+        if kind == "replaced":  # from the node that gets rank 0, before it starts
+            self.lost.add(event["node"])
+        if name != (self.members or [name])[0]:
             return
-        with self._path.open("rb") as file:
-            file.seek(self._at)
-            whole, _, _ = file.read().rpartition(b"\n")
-        self._at += len(whole) + bool(whole)
-        for line in whole.splitlines():
-            event = json.loads(line)
-            if event["event"] == "progress" and isinstance(event.get("step"), int):
-                self.steps.append((event["time"], event["step"]))
-                self.top = max(self.top, event["step"])
-            elif event["event"] == "end":
-                self.end = event
-            elif event["event"] == "attempt":
-                self.end, self.steps = None, []
-                self.attempts += 1
-            elif event["event"] == "replaced":
-                self.replaced.append(event)
+        self._events.append(event)
+        if kind == "progress" and isinstance(event.get("step"), int):
+            self.steps.append((event["time"], event["step"]))
+            self.top = max(self.top, event["step"])
+
+    @property
+    def end(self) -> Mapping[str, Any] | None:
+        """The end of the run on all nodes that it had left; None while it runs on one."""
+        left = [name for name in self.members if name not in self.struck]
+        return self.ends[left[0]] if left and all(name in self.ends for name in left) else None
+
+    @property
+    def spares(self) -> int:
+        """The spares that are left."""
+        return len(set(self._run.names) - set(self.members) - self.lost - self.struck)
 
     def spent(self) -> Effective | None:
-        """The agent's own account."""
-        return effective.read(json.loads(self._path.with_name("state.json").read_text()).get("spent"))
+        """The account of the run from the events of rank 0's nodes: one agent's own lacks the time of another."""
+        return account(self._events)
 
 
 def hit(run_: Run, watch: Watch, kind: str, chance: random.Random, patience: float) -> Hit:
     """Inject a fault and wait until a new step is made."""
     watch.look()
     fault, top, attempts = FAULTS[kind], watch.top, watch.attempts
-    node = chance.choice(run_.names[1:] if kind == "node" else run_.names)  # a lost rank 0 ends the agents' link
+    node = chance.choice([name for name in watch.members if name not in watch.struck])
     struck = time.time()
     try:
         what = fault.inject(run_, node, chance)
     except BenchError as error:
-        return Hit(kind, node, survived=False, why=f"not tried: {error}")
+        return Hit(kind, node, survived=False, why=f"{NOT_TRIED}: {error}")
+    if fault.spare:
+        watch.struck.add(node)
     while time.time() - struck < patience:
         time.sleep(LOOK)
         watch.look()
         after = [(at, step) for at, step in watch.steps if at > struck + fault.lasts]
         fresh = [at for at, step in after if step > top]
         if fresh and (watch.attempts > attempts or not fault.ends):
+            if node in watch.members:
+                watch.struck.discard(node)  # it kept its rank
             again = sum(step <= top for _, step in after)
             return Hit(kind, what, True, after[0][0] - struck, fresh[0] - struck, again)
         if watch.end is not None:
@@ -116,34 +163,75 @@ def hit(run_: Run, watch: Watch, kind: str, chance: random.Random, patience: flo
     return Hit(kind, what, survived=False, why=f"no new step for {patience:g} s")
 
 
-def measure(given: argparse.Namespace, cluster: Cluster) -> tuple[list[Hit], Effective | None, list[str]]:
-    """Train for the given time with faults. Returns them, the account, and healthy nodes that were condemned."""
-    chance = random.Random(given.seed)
+def measure(given: argparse.Namespace, prefix: Path, work: Path) -> Found:
+    """Train with faults for the given time. When a run has no spare left, or has ended, another one starts."""
+    found, chance, number = Found(), random.Random(given.seed), 0
+    end = time.monotonic() + given.seconds
+    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    try:
+        while time.monotonic() + given.every < end and len(found.tried) < given.most:
+            number += 1
+            folder = work / f"cluster{number}"
+            with Cluster(given.clusterctl.absolute(), folder, prefix, given.nodes + given.spares) as cluster:
+                (folder / CODE / TRAINER.name).write_bytes(TRAINER.read_bytes())
+                for name in cluster.names:
+                    mount(cluster.box, name, str(prefix.parent / "runs"))
+                one_run(given, cluster, found, chance, end, number)
+    except KeyboardInterrupt:
+        print("scripts/bench: interrupted; these are the figures so far", file=sys.stderr)
+    return found
+
+
+def one_run(
+    given: argparse.Namespace, cluster: Cluster, found: Found, chance: random.Random, end: float, number: int
+) -> None:
+    """One run, until it has ended, a fault would need a spare and none is left, or the time is over."""
     save_every = max(1, round(given.save_every / given.step))
     script = [f"{CODE}/{TRAINER.name}", "--", "--step", str(given.step), "--save-every", str(save_every)]
     options = ["--launcher", given.launcher, "--output", "out", "--resume-arg", "--resume {checkpoint}"]
-    with progress(f"goodput: start on {given.nodes} nodes") as report:
-        started = cluster.train(*options, "--gpus-per-node", "1", *shlex.split(given.train_args), *script)
+    options += ["--spares", str(given.spares)] if given.spares else []
+    with progress(f"goodput: run {number} on {given.nodes} nodes and {given.spares} spares") as report:
+        started = cluster.train(
+            *options, "--gpus-per-node", "1", *shlex.split(given.train_args), *script, nodes=given.nodes
+        )
+        started = replace(started, names=cluster.names)
         until_step(watch := Watch(started), 5, given.patience)
         report(f"step {watch.top}")
-    hits: list[Hit] = []
-    lost: set[str] = set()
-    end = time.monotonic() + given.seconds
     kinds: list[str] = []
-    while time.monotonic() + given.every < end:
-        time.sleep(given.every * chance.uniform(0.75, 1.25))  # the time between two faults
-        kinds = kinds or chance.sample(given.faults, len(given.faults))  # each kind as often as the others
-        kind = kinds.pop()
-        with progress(f"goodput: {FAULTS[kind].what}") as report:
-            found = hit(started, watch, kind, chance, given.patience)
-            hits.append(found)
-            report(found.why or f"{found.what}: {found.first:.1f} s to a step, {found.new:.1f} s to a new one")
-        lost |= {name for name in started.names if kind == "node" and name in found.what}
-        if not found.survived and not found.why.startswith("not tried"):
-            started = help_(given, cluster, started, watch)
-    spent = watch.spent()
-    cluster.finished("stop", "--yes", started.id)
-    return hits, spent, sorted({str(each.get("node")) for each in watch.replaced} - lost)
+    try:
+        while time.monotonic() + given.every < end and len(found.tried) < given.most:
+            time.sleep(given.every * chance.uniform(0.75, 1.25))  # the time between two faults
+            kinds = kinds or chance.sample(given.faults, len(given.faults))  # each kind as often as the others
+            kind = kinds.pop()
+            watch.look()
+            if FAULTS[kind].spare and not watch.spares:
+                break
+            with progress(f"goodput: {len(found.tried) + 1}: {FAULTS[kind].what}") as report:
+                now = hit(started, watch, kind, chance, given.patience)
+                found.hits.append(now)
+                report(now.why or f"{now.what}: {now.first:.1f} s to a step, {now.new:.1f} s to a new one")
+            if not now.survived and not now.why.startswith(NOT_TRIED):
+                print(f"goodput: not survived: {now}", file=sys.stderr)
+                keep(given, started, number)
+                break
+    finally:
+        watch.look()
+        found.spent += [spent] if (spent := watch.spent()) else []
+        found.condemned += [f"{name} in run {number}" for name in sorted(watch.lost - watch.struck)]
+        if watch.lost - watch.struck:
+            keep(given, started, number)
+
+
+def keep(given: argparse.Namespace, run_: Run, number: int) -> None:
+    """Copy the logs of a run's nodes, as far as they are on, to the folder of ``--keep``."""
+    for name in run_.names if given.keep else ():
+        with suppress(OSError, ClusterctlError):
+            root = run_.cluster.box.node_root(name) / str(run_.record()["folder"]).lstrip("/")
+            shutil.copytree(root / "logs", given.keep / f"run{number}" / name, dirs_exist_ok=True)
+            listed = "".join(f"{path.relative_to(root)} {path.stat().st_size}\n" for path in sorted(root.rglob("*")))
+            (given.keep / f"run{number}" / name / "files.txt").write_text(listed)
+    if given.keep:
+        (given.keep / f"run{number}" / "command.txt").write_text(run_.lines.text)
 
 
 def until_step(watch: Watch, step: int, patience: float) -> None:
@@ -160,30 +248,24 @@ def until_step(watch: Watch, step: int, patience: float) -> None:
         time.sleep(LOOK)
 
 
-def help_(given: argparse.Namespace, cluster: Cluster, run_: Run, watch: Watch) -> Run:
-    """What a person would do: stop what is left of the run, and resume it.
-
-    Raises:
-        BenchError: it does not resume.
-    """
-    top = watch.top
-    with progress("goodput: resume by hand"):
-        cluster.command("stop", "--yes", run_.id).finish()
-        lines: Lines = cluster.command("resume", run_.id)
-        watch.end = None
-        until_step(watch, top + 2, given.patience)
-    return Run(cluster, lines, run_.id, run_.names)
+def added(spent: Sequence[Effective]) -> Effective | None:
+    """The accounts of several runs in one."""
+    if not spent:
+        return None
+    names = [*PARTS, "stopped", "saves", "restarts", "failures", "repeated"]
+    summed = {name: sum(getattr(each, name) for each in spent) for name in names}
+    return Effective(**summed, top=max(each.top or 0 for each in spent))
 
 
-def rows(hits: Sequence[Hit], spent: Effective | None, condemned: Sequence[str]) -> list[str]:
-    """The figures, as lines of a Markdown table."""
-    tried = [each for each in hits if not each.why.startswith("not tried")]
+def rows(found: Found, every: float) -> list[str]:
+    """The figures, as lines of a Markdown table. ``every``: the steps between two saves."""
+    tried, spent = found.tried, added(found.spent)
     good = [each for each in tried if each.survived]
     ended = [each for each in good if FAULTS[each.kind].ends]
     new = [each.new for each in ended if each.new is not None]
     first = [each.first for each in ended if each.first is not None]
-    lost = [each.new for each in good if each.kind == "node" and each.new is not None]
-    found = [
+    lost = [each for each in good if each.kind == "node"]
+    figures = [
         (
             "effective training time",
             "unknown" if spent is None or spent.ratio is None else f"{100 * spent.ratio:.1f} %",
@@ -191,11 +273,18 @@ def rows(hits: Sequence[Hit], spent: Effective | None, condemned: Sequence[str])
         ("faults survived without intervention", f"{len(good)} of {len(tried)}"),
         ("fault to the first step of the next attempt, median and longest", _median(first)),
         ("fault to the first new step, median and longest", _median(new)),
-        ("lost node to the first new step, median and longest", _median(lost)),
+        (
+            "lost node to the first new step, median and longest",
+            _median([each.new for each in lost if each.new is not None]),
+        ),
+        (
+            f"steps repeated after a lost node, of {every} between two saves, median and most",
+            _median([float(each.repeated) for each in lost], ""),
+        ),
         ("repeated steps after a fault, median and most", _median([float(each.repeated) for each in ended], "")),
-        ("healthy nodes condemned", str(len(condemned))),
+        ("healthy nodes condemned", str(len(found.condemned))),
     ]
-    lines = ["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in found), ""]
+    lines = ["| figure | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in figures), ""]
     lines += ["| fault | survived | to a new step, median |", "|---|---|---|"]
     for kind, fault in FAULTS.items():
         mine = [each for each in tried if each.kind == kind]
@@ -205,54 +294,57 @@ def rows(hits: Sequence[Hit], spent: Effective | None, condemned: Sequence[str])
         middle = f"{statistics.median(times):.1f} s" if times else "-"
         lines.append(f"| {fault.what} | {sum(each.survived for each in mine)} of {len(mine)} | {middle} |")
     lines += ["", effective_text(spent)]
-    return lines + [f"{each.kind}: {each.what}: {each.why}" for each in hits if each.why]
+    lines += [f"{each} was healthy and condemned" for each in found.condemned]
+    return lines + [f"{each.kind}: {each.what}: {each.why}" for each in found.hits if each.why]
 
 
 def _median(values: Sequence[float], unit: str = " s") -> str:
     if not values:
-        return "not tried"
+        return NOT_TRIED
     return f"{statistics.median(values):.3g}{unit}, {max(values):.3g}{unit}"
 
 
 def main(argv: Sequence[str]) -> int:
     given = parse(argv)
-    signal.signal(signal.SIGTERM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    command = shlex.join(["scripts/bench", "goodput", *argv])
     try:
         with tempfile.TemporaryDirectory(prefix="clusterctl-bench-", dir=given.work) as work:
             prefix = given.prefix or Path(
                 run([sys.executable, bench_machine.ROOT / "scripts/lab/build.py"]).out.strip()
             )
             above = [f"machine: {bench_machine.machine(Path(work))}", bench_machine.versions(given.clusterctl)]
-            with Cluster(given.clusterctl.absolute(), Path(work) / "cluster", prefix, given.nodes) as cluster:
-                (cluster.folder / CODE / TRAINER.name).write_bytes(TRAINER.read_bytes())
-                hits, spent, condemned = measure(given, cluster)
+            print(f"goodput: seed {given.seed}: {command}", file=sys.stderr)
+            found = measure(given, prefix, Path(work))
     except (BenchError, ClusterctlError) as error:
         print(f"scripts/bench: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("scripts/bench: interrupted; nothing was left behind", file=sys.stderr)
         return 130
-    command = shlex.join(["scripts/bench", "goodput", *argv])
-    print("\n".join([*above, "", *rows(hits, spent, condemned), "", f"    {command}"]))
+    above.append(f"load at the end: {os.getloadavg()[0]:.0f}; seed {given.seed}; {len(found.spent)} runs")
+    print("\n".join([*above, "", *rows(found, given.save_every / given.step), "", f"    {command}"]))
     if given.json:
-        data = {"above": above, "command": command, "hits": [asdict(each) for each in hits], "condemned": condemned}
-        given.json.write_text(json.dumps({**data, "spent": spent and spent.to_object()}, indent=1) + "\n")
+        data = {"above": above, "command": command, "hits": [asdict(each) for each in found.hits]}
+        spent = [each.to_object() for each in found.spent]
+        given.json.write_text(json.dumps({**data, "condemned": found.condemned, "spent": spent}, indent=1) + "\n")
     return 0
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench goodput", description=(__doc__ or "").partition(": ")[2])
-    default = [name for name, fault in FAULTS.items() if fault.by_default]
     parser.add_argument("--nodes", type=int, default=16, metavar="N", help="(default: 16)")
+    parser.add_argument("--spares", type=int, default=6, metavar="N", help="nodes that replace lost ones (default: 6)")
     parser.add_argument("--seconds", type=float, default=7200, metavar="S", help="of training (default: 7200)")
     parser.add_argument("--every", type=float, default=360, metavar="S", help="between two faults (default: 360)")
-    parser.add_argument("--faults", type=_faults, default=default, metavar="KIND,…", help=f"of {', '.join(FAULTS)}")
+    parser.add_argument("--most", type=int, default=10_000, metavar="N", help="end after this number of faults")
+    parser.add_argument("--faults", type=_faults, metavar="KIND,…", help=f"of {', '.join(FAULTS)} (default: all)")
     parser.add_argument("--step", type=float, default=0.5, metavar="S", help="of training for each step (default: 0.5)")
     parser.add_argument("--save-every", type=float, default=60, metavar="S", help="between saves (default: 60)")
     parser.add_argument("--patience", type=float, default=180, metavar="S", help="for a new step (default: 180)")
     parser.add_argument("--launcher", default="torchrun", help="plain needs no torch (default: torchrun)")
     parser.add_argument("--train-args", default="--restarts 1000", metavar="TEXT", help="more options of train")
     parser.add_argument("--seed", type=int, default=1, help="of the random faults (default: 1)")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the logs of runs that did not survive a fault")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw numbers there")
     parser.add_argument("--work", type=Path, default=Path("/var/tmp"), metavar="DIR")
     parser.add_argument("--prefix", type=Path, metavar="ENV", help="an environment (default: the rehearsal one)")
@@ -260,6 +352,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     given = parser.parse_args(argv)
     if given.nodes < 2 or min(given.seconds, given.every, given.step, given.save_every, given.patience) <= 0:
         parser.error("at least two nodes, and times above 0")
+    if given.faults is None:
+        given.faults = [name for name, fault in FAULTS.items() if fault.launcher in ("", given.launcher)]
+        given.faults = [name for name in given.faults if given.spares or not FAULTS[name].spare]
     return given
 
 

@@ -359,3 +359,11 @@ def test_the_pause_before_a_restart_starts_again_after_a_long_attempt():
         failures = failures_in_row(failures, seconds)
         pauses.append(plan_of().pause(failures))
     assert pauses == [1, 2, 4, 1, 2]
+
+
+def test_an_attempt_with_new_steps_shortens_the_pause_before_a_restart():
+    pauses, failures = [], 0
+    for new_steps in (False, False, True, True, False):
+        failures = failures_in_row(failures, 3, new_steps=new_steps)
+        pauses.append(plan_of().pause(failures))
+    assert pauses == [1, 2, 1, 1, 2]

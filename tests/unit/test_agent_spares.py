@@ -54,6 +54,10 @@ if not found:
     open("ready", "w").close()
     time.sleep(600)
 folder = pathlib.Path(found[-1].partition("=")[2])
+if os.environ.get("AGAIN"):
+    save(4, rank, weights=rank == 0)
+    while not os.path.exists("go"):
+        time.sleep(0.05)
 with zipfile.ZipFile(folder / own) as file:
     about = {"rank": rank, "data": file.read("data").decode(), "weights": (folder / "model.safetensors").is_file()}
 new = pathlib.Path("resumed.new")
@@ -188,6 +192,42 @@ def test_a_spare_gets_the_files_of_a_node_that_is_lost_with_its_disk(spare_run, 
     for rank, position in enumerate([3 if position == lost else position for position in range(3)]):
         assert run.resumed(position) == {"rank": rank, "data": f"of rank {rank}", "weights": True}
     assert {end["state"] for end in run.ends(*({0, 1, 2, 3} - {lost}))} == {"finished"}
+
+
+def test_copies_continue_on_a_spare_that_took_a_rank(spare_run):
+    run = spare_run(2, 2).start(PARTED, copies={}, env={"AGAIN": "1"}).wait_ready()
+    eventually(lambda: run.events(0, "copied"))
+    run.kill(1)
+    eventually(lambda: [event for event in run.events(0, "copied") if event["checkpoint"] == "checkpoint-4"])
+    assert run.events(0, "copied")[-1]["on"] == ["n0", "n2"]
+    assert not [event["text"] for event in run.events(0, "notice") if event.get("kind") == "copies"]
+    assert list((run.parts[0].folder / "out/.clusterctl-copies").glob("checkpoint-4@*/rng_state_1.pth"))
+    for position in (0, 2):
+        (run.parts[position].folder / "go").touch()
+    assert {end["state"] for end in run.ends(0, 2, 3)} == {"finished"}
+
+
+def test_a_spare_that_cannot_write_the_checkpoint_tries_again(spare_run):
+    run = spare_run(2, 2).start(PARTED, copies={}, restarts=9, backoff=0.2).wait_ready()
+    eventually(lambda: run.events(0, "copied"))
+    blocked = run.parts[2].folder / "out"
+    blocked.write_text("in the way")
+    run.kill(1)
+    eventually(lambda: [event for event in run.events(0, "notice") if "n2: [Errno 17]" in event["text"]])
+    blocked.unlink()
+    assert [run.resumed(position)["rank"] for position in (0, 2)] == [0, 1]
+    assert {end["state"] for end in run.ends(0, 2, 3)} == {"finished"}
+    assert [event["node"] for event in run.events(0, "replaced")] == ["n1"]
+
+
+def test_a_spare_replaces_one_that_cannot_write_the_checkpoint(spare_run):
+    run = spare_run(2, 3).start(PARTED, copies={}).wait_ready()
+    eventually(lambda: run.events(0, "copied"))
+    (run.parts[2].folder / "out").write_text("in the way")
+    run.kill(1)
+    assert [run.resumed(position)["rank"] for position in (0, 3)] == [0, 1]
+    assert {end["state"] for end in run.ends(0, 3, 4)} == {"finished"}
+    assert [(event["node"], event["spare"]) for event in run.events(0, "replaced")] == [("n1", "n2"), ("n2", "n3")]
 
 
 def test_another_agent_becomes_the_hub_if_rank_0_is_lost(spare_run):

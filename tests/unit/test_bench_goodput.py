@@ -6,10 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import goodput
 import pytest
-from goodput import Hit, rows
+from goodput import Found, Hit, Watch, rows
 from goodput_faults import FAULTS
 
 from trainer.agent.contract.effective import Effective
@@ -22,29 +23,92 @@ def test_the_figures_count_what_was_tried():
     hits = [
         Hit("rank", "SIGKILL to rank of node01", survived=True, first=4.0, new=6.0, repeated=10),
         Hit("rank", "SIGKILL to rank of node02", survived=True, first=6.0, new=9.0, repeated=20),
+        Hit("node", "node04 without power", survived=True, first=30.0, new=33.0, repeated=60),
         Hit("node", "node03 without power", survived=False, why="the run ended: lost"),
         Hit("tear", "node01", survived=False, why="not tried: there is no checkpoint yet"),
     ]
-    text = "\n".join(rows(hits, Effective(training=90, recovering=10, top=5), []))
+    accounts = [Effective(training=60, recovering=10, top=5), Effective(training=30, top=9)]
+    text = "\n".join(rows(Found(hits, accounts), 240))
     for line in (
         "| effective training time | 90.0 % |",
-        "| faults survived without intervention | 2 of 3 |",
-        "| fault to the first step of the next attempt, median and longest | 5 s, 6 s |",
-        "| fault to the first new step, median and longest | 7.5 s, 9 s |",
-        "| lost node to the first new step, median and longest | not tried |",
-        "| repeated steps after a fault, median and most | 15, 20 |",
+        "| faults survived without intervention | 3 of 4 |",
+        "| fault to the first step of the next attempt, median and longest | 6 s, 30 s |",
+        "| fault to the first new step, median and longest | 9 s, 33 s |",
+        "| lost node to the first new step, median and longest | 33 s, 33 s |",
+        "| steps repeated after a lost node, of 240 between two saves, median and most | 60, 60 |",
+        "| repeated steps after a fault, median and most | 20, 60 |",
         "| healthy nodes condemned | 0 |",
         "| a rank is killed | 2 of 2 | 7.5 s |",
-        "| a node loses its power for good | 0 of 1 | - |",
+        "| a node loses its power and its disk for good | 1 of 2 | 33.0 s |",
         "tear: node01: not tried: there is no checkpoint yet",
     ):
         assert line in text.splitlines()
-    assert "| effective training time | unknown |" in rows([], None, ["node02"])
-    assert "| healthy nodes condemned | 1 |" in rows([], None, ["node02"])
+    empty = rows(Found(condemned=["node02 in run 1"]), 240)
+    assert "| effective training time | unknown |" in empty
+    assert "| healthy nodes condemned | 1 |" in empty
+    assert "| lost node to the first new step, median and longest | not tried |" in empty
+
+
+class Box:
+    """Nodes whose files are folders."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def node_root(self, name):
+        return self.folder / name
+
+
+class Watched:
+    """A run whose agents' events the test writes."""
+
+    def __init__(self, folder, names):
+        self.cluster, self.names = SimpleNamespace(box=Box(folder)), names
+        for position, name in enumerate(names):
+            (folder / name / f"run/logs/node{position}").mkdir(parents=True)
+
+    def record(self):
+        return {"folder": "/run"}
+
+    def write(self, name, *events):
+        path = self.cluster.box.node_root(name) / f"run/logs/node{self.names.index(name)}/events.jsonl"
+        with path.open("a") as file:
+            file.writelines(json.dumps(event) + "\n" for event in events)
+
+
+def test_the_events_are_followed_when_rank_0_moves_to_a_spare(tmp_path):
+    run = Watched(tmp_path, ["a", "b", "c"])
+    watch = Watch(run)
+    one = {"event": "attempt", "time": 1.0, "attempt": 1, "nodes": ["a", "b"], "checkpoint": None, "began": 0.0}
+    for name in run.names:
+        run.write(name, one)
+    run.write("a", {"event": "progress", "time": 2.0, "step": 7})
+    run.write("b", {"event": "progress", "time": 2.0, "step": 99})  # not rank 0's
+    watch.look()
+    assert (watch.top, watch.members, watch.spares) == (7, ["a", "b"], 1)
+    watch.struck.add("a")
+    two = {"event": "attempt", "time": 5.0, "attempt": 2, "nodes": ["c", "b"], "checkpoint": "step-6", "step": 6}
+    run.write("c", two, {"event": "replaced", "time": 5.0, "node": "a"}, {"event": "progress", "time": 7.0, "step": 8})
+    run.write("b", two)
+    run.write("a", {"event": "end", "time": 6.0, "state": "failed"})
+    watch.look()
+    assert (watch.top, watch.members, watch.spares, watch.attempts) == (8, ["c", "b"], 0, 2)
+    assert (watch.end, watch.lost - watch.struck) == (None, set())
+    spent = watch.spent()
+    assert (spent.restarts, spent.repeated, spent.top, spent.total) == (1, 1, 8, 7.0)
+    run.write("c", {"event": "end", "time": 8.0, "state": "failed"})
+    watch.look()
+    assert watch.end is None
+    run.write("b", {"event": "end", "time": 8.0, "state": "failed"})
+    watch.look()
+    assert watch.end["state"] == "failed"
 
 
 def test_faults_are_chosen_by_their_names():
-    assert goodput.parse([]).faults == [name for name, fault in FAULTS.items() if fault.by_default]
+    plain = goodput.parse(["--launcher", "plain"]).faults
+    assert plain == [name for name in FAULTS if name != "launcher"]
+    assert goodput.parse([]).faults == list(FAULTS)
+    assert {"node", "agent"} == set(FAULTS) - set(goodput.parse(["--spares", "0"]).faults)
     assert goodput.parse(["--faults", "rank,node"]).faults == ["rank", "node"]
     for wrong in (["--faults", "rnk"], ["--nodes", "1"], ["--every", "0"]):
         with pytest.raises(SystemExit):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from trainer.agent.checkpoints.selection import newest
 from trainer.agent.contract.offers import problem
+from trainer.agent.keeping import restoring
 from trainer.agent.keeping.choices import (
     FREE,
     Generation,
@@ -20,6 +23,7 @@ from trainer.agent.keeping.choices import (
 )
 from trainer.agent.keeping.memory import Ram, deleted, to_drain, why_not
 from trainer.agent.keeping.pacing import BURST, LEAST, SHARE, Pacer
+from trainer.agent.link import LinkError
 
 SAVED = 1000
 
@@ -208,3 +212,15 @@ def test_files_are_drained_when_quiet_and_markers_last():
     assert to_drain(files, before, ["latest"]) == ["c/a", "c/last", "latest"]
     assert to_drain(files, {}) == []
     assert deleted(["c1", "c2"], ["c2", "c3"]) == ["c1"]
+
+
+def test_a_node_that_cannot_prepare_a_checkpoint_is_named_to_all():
+    offers = {0: {"damaged": [], "problem": ""}, 3: {"damaged": [], "problem": "no space"}, 2: {"damaged": []}}
+    answer = json.loads(json.dumps(restoring.join(offers)))
+    assert restoring.failed(answer, 4) == (3, "no space")
+    assert restoring.failed(restoring.join({0: offers[0]}), 4) is None
+    assert restoring.failed({"skip": True}, 4) is None
+    assert len(restoring.failed(restoring.join({1: {"problem": "x" * 9999}}), 4)[1]) == 2000
+    for wrong in ([4, "x"], [-1, "x"], [True, "x"], [1, 2], [1], "x", {}):
+        with pytest.raises(LinkError):
+            restoring.failed({"failed": wrong}, 4)

@@ -100,7 +100,7 @@ class Keeper:
                 self.notice(text % (self.peers, others, others))
             self.peers = others
         self._control.keeping = self.take
-        self._direct = Direct(self._control.link.copies, len(link.nodes))
+        self._direct = Direct(self._control.link.copies, max(self.members) + 1)
         self._address = self._direct.start()
         for name, work in (("checkpoints", self._watch), ("copier", self._copy_all)):
             thread = threading.Thread(target=work, name=name, daemon=True)
@@ -226,8 +226,9 @@ class _Coordinator:
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
-        link = keeper.plan.data.link
-        self._nodes = link.nodes if link is not None else ()
+        link = keeper.plan.data.link  # an attempt's has the names of its members alone
+        names = link.nodes if link is not None else ()
+        self._names = {position: names[rank] for rank, position in enumerate(keeper.members[: len(names)])}
         self._offers: Dict[int, Dict[str, Any]] = {}
         self._addresses: Dict[str, Any] = {}
         self._current: Optional[Generation] = None
@@ -328,7 +329,7 @@ class _Coordinator:
             step=generation.step,
             seconds=round(time.monotonic() - self._began, 3),
             bytes=copied,
-            on=[self._nodes[rank] for rank in sorted(self._answers)],
+            on=[self._names[rank] for rank in sorted(self._answers)],
         )
 
     def _note(self, choice: Any) -> None:

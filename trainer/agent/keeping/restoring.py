@@ -6,7 +6,7 @@ again and removes it. Then rank 0 decides again: for another copy, or an older c
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from ..contract.offers import file_name, number
 from ..link import LinkError
@@ -14,12 +14,35 @@ from ..run_files import Events, NodePlan
 from .held import drop_damaged
 
 SHOWN = 3  # names in a notice
+REASON = 2000  # characters
 
 
 def join(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
-    """Rank 0's answer: the damaged copies that any node received, as (rank that has it, path)."""
+    """Rank 0's answer: the damaged copies that any node received, as (rank that has it, path).
+
+    With ``failed``: the first node that could not prepare the checkpoint, and why.
+    """
     found = {tuple(each) for offer in offers.values() for each in _listed(offer)}
-    return {"damaged": sorted(found)}
+    problems = [
+        (rank, str(offer["problem"])[:REASON]) for rank, offer in sorted(offers.items()) if offer.get("problem")
+    ]
+    return dict({"damaged": sorted(found)}, **({"failed": problems[0]} if problems else {}))
+
+
+def failed(decision: Dict[str, Any], count: int) -> Optional[Tuple[int, str]]:
+    """The node of ``count`` that could not prepare the checkpoint, and why; None: all could.
+
+    Raises:
+        LinkError: the answer is invalid.
+    """
+    found = decision.get("failed")
+    if found is None:
+        return None
+    if not (isinstance(found, (list, tuple)) and len(found) == 2 and number(found[0]) and isinstance(found[1], str)):
+        raise LinkError("an agent sent an invalid failure")
+    if found[0] >= count:
+        raise LinkError("an agent sent the failure of a node that does not exist")
+    return found[0], found[1][:REASON]
 
 
 def check(decision: Dict[str, Any]) -> List[Tuple[int, str]]:

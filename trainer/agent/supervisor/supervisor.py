@@ -11,6 +11,7 @@ hub is replaced (``link/election.py``). A spare takes part in the meetings only.
 from __future__ import annotations
 
 import time
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple
 
@@ -53,6 +54,7 @@ ISOLATED = 600.0  # the same for a spare: the run may be undisturbed, and end th
 ROUNDS = 8  # decisions before an attempt: each damaged copy that is found needs another one
 # Numbers of the meetings of an attempt, from its first one on: two for each round, its end, and two for last copies.
 READY, END, LAST, MEETINGS = 1, 2 * ROUNDS, 2 * ROUNDS + 1, 2 * ROUNDS + 3
+UNPREPARED = 5  # of a node with a full disk, after which a spare replaces it
 MORE = 64  # attempts beyond those that the plan and the roster allow, when nodes disagree: then the run fails
 
 _NOTHING: Dict[str, Any] = {"rc": None, "signal": None, "stopped": False, "left": [], "step": None}
@@ -72,6 +74,7 @@ class Supervisor:
         self._survives = rosters.survives(plan.data)
         self._restarted = 0  # attempts that count against ``restarts``
         self._replaces = False  # the next attempt is no restart
+        self._unprepared = 0  # attempts in a row for which this node could not prepare the checkpoint
         self._last_failure: Optional[Dict[str, Any]] = None  # why the last attempt failed
         self._last: Optional[Dict[str, Any]] = None  # the decision of the last attempt, if all agents have judged it
         self._keeper: Optional[Keeper] = None  # of a spare
@@ -111,7 +114,7 @@ class Supervisor:
             self._events.emit("notice", text="checkpoints in RAM could not be moved to the disk: %s" % error)
 
     def _attempts(self) -> Dict[str, Any]:
-        number, failures = 1, 0
+        number, failures, top = 1, 0, -1
         while True:
             self._events.attempt = number
             self._control.begin()
@@ -126,7 +129,10 @@ class Supervisor:
                 return dict(verdict, state=FAILED)
             self._replaces = bool(verdict.get("replaces"))
             self._restarted += not self._replaces
-            failures = 0 if self._replaces else failures_in_row(failures, time.monotonic() - started)
+            step = -1 if verdict["step"] is None else verdict["step"]
+            seconds = time.monotonic() - started
+            failures = 0 if self._replaces else failures_in_row(failures, seconds, new_steps=step > top)
+            top = max(top, step)
             of = "" if self._survives else " of %d" % self._plan.data.attempts
             text = "attempt %d%s failed: %s" % (number, of, describe_reason(verdict["why"]))
             self._events.emit("notice", kind=RESTART, text=text, why=verdict["why"])
@@ -308,19 +314,38 @@ class Supervisor:
         for text in decision.get("refused", ()) if first else ():
             self._events.emit("notice", text="checkpoint skipped: %s" % text)
         copies, aside = decision.get("copy") or {}, decision.get("aside")
-        if aside and plan.output is not None:
-            self._move_aside(plan.output, aside, report=first)
-        files = [tuple(each) for each in copies.get(str(self._position), [])]
-        damaged = self._fetch(files, decision["checkpoint"])
         if not (copies or aside):
             return True
         from ..keeping import restoring  # noqa: PLC0415 - rare
 
+        damaged: List[Tuple[int, str]] = []
+        problem = ""
+        try:
+            if aside and plan.output is not None:
+                self._move_aside(plan.output, aside, report=first)
+            files = [tuple(each) for each in copies.get(str(self._position), [])]
+            damaged = self._fetch(files, decision["checkpoint"])
+        except (CopyError, OSError) as error:
+            if not self._tries_again(error):
+                raise
+            problem = str(error)
         # No program may start before all nodes are ready: they may share the folder.
-        answer = self._meet(topic, lambda: {"damaged": damaged}, restoring.join, FOREVER, self._going)
-        if answer.get("skip"):
+        offer = {"damaged": damaged, "problem": problem}
+        answer = self._meet(topic, lambda: offer, restoring.join, FOREVER, self._going)
+        failed = restoring.failed(answer, len(self._roster.names))
+        if failed is not None:
+            self._control.fail(None, failed[1], self._roster.names[failed[0]])
+        if answer.get("skip") or failed is not None:
             return None
+        self._unprepared = 0
         return restoring.drop(plan, restoring.check(answer), self._events)
+
+    def _tries_again(self, error: Exception) -> bool:
+        """Whether a checkpoint that this node cannot prepare fails the attempt, and not the run or the node."""
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno not in (ENOSPC, EDQUOT):
+            return False  # a checkpoint that cannot be moved: a person must
+        self._unprepared += 1
+        return self._restarted < self._plan.data.restarts and (not self._survives or self._unprepared <= UNPREPARED)
 
     def _fetch(self, files: List[Any], checkpoint: Optional[str]) -> List[Tuple[int, str]]:
         """Copy files of the checkpoint. Returns the damaged copy that was received, with the position that has it.
@@ -371,6 +396,7 @@ class Supervisor:
                 self._over = str(error)
                 raise
             except LinkError:
+                self._settle()  # the failure that cancels the meeting may come after its end
                 if self._control.failure is None or self._control.stop is not None or self._control.broken:
                     raise
                 return {"skip": True}
@@ -500,9 +526,12 @@ class Supervisor:
         return 0 if verdict["state"] == "finished" else 1
 
 
-def failures_in_row(before: int, seconds: float) -> int:
-    """How many attempts in a row have failed quickly, after one that took ``seconds``."""
-    return 1 if seconds >= STEADY else before + 1
+def failures_in_row(before: int, seconds: float, *, new_steps: bool = False) -> int:
+    """How many attempts in a row have failed quickly, after one that took ``seconds``.
+
+    ``new_steps``: it made steps beyond those of all earlier ones, so the cluster works and the next need not wait.
+    """
+    return 1 if seconds >= STEADY or new_steps else before + 1
 
 
 def describe_reason(why: Optional[Dict[str, Any]]) -> str:
