@@ -53,6 +53,7 @@ if not found:
         file.writestr("data", "of rank %d" % rank)
     open("ready", "w").close()
     time.sleep(600)
+save(4, rank, weights=rank == 0)
 folder = pathlib.Path(found[-1].partition("=")[2])
 if os.environ.get("AGAIN"):
     save(4, rank, weights=rank == 0)
@@ -183,7 +184,7 @@ def test_a_spare_takes_the_rank_of_a_lost_node(spare_run):
 def test_a_spare_gets_the_files_of_a_node_that_is_lost_with_its_disk(spare_run, lost):
     run = spare_run(3, 1).start(PARTED, copies={}).wait_ready()
     (copied,) = eventually(lambda: run.events(0, "copied"))
-    assert copied["on"] == ["n0", "n1", "n2", "n3"]  # a spare holds copies like the others, of one node's files
+    assert copied["on"] == ["n1", "n2", "n3"]  # a ring, with the spare at its end
     assert {path.name for path in (run.parts[3].folder / "out/.clusterctl-copies").rglob("*.pth")} == {
         "rng_state_2.pth"
     }
@@ -192,6 +193,8 @@ def test_a_spare_gets_the_files_of_a_node_that_is_lost_with_its_disk(spare_run, 
     for rank, position in enumerate([3 if position == lost else position for position in range(3)]):
         assert run.resumed(position) == {"rank": rank, "data": f"of rank {rank}", "weights": True}
     assert {end["state"] for end in run.ends(*({0, 1, 2, 3} - {lost}))} == {"finished"}
+    later = [event for position in {0, 1, 2, 3} - {lost} for event in run.events(position, "copied")]
+    assert [event["on"] for event in later if event["step"] == 4] == [[f"n{each}" for each in range(4) if each != lost]]
 
 
 def test_copies_continue_on_a_spare_that_took_a_rank(spare_run):

@@ -32,6 +32,7 @@ class Control:
         self.stop, self.requests, self.broken, self.missing = None, 0, False, set()
         copies = types.SimpleNamespace(own_address=lambda: "127.0.0.1", addresses={})
         self.link = types.SimpleNamespace(copies=copies, fetch=fetch)
+        self.all_nodes = LINK["nodes"]
         self.looks = 0
         self._come = come
         self._woken = threading.Event()

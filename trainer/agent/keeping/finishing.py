@@ -82,7 +82,7 @@ class Finishing:
     """The last copies of one node.
 
     Args:
-        plan: the plan of the whole run.
+        plan: the node's plan.
         position: of this node.
         members: the positions of the nodes with ranks.
         world_size: all ranks.
@@ -106,7 +106,7 @@ class Finishing:
         self._plan, self._position, self._members = plan, position, members
         self._world_size, self._count = world_size, count
         self._control, self._events, self._state = control, events, state
-        self._names: Tuple[str, ...] = plan.data.link.nodes if plan.data.link is not None else ()
+        self._names: Tuple[str, ...] = tuple(control.all_nodes)
         self._before = (control.stop is not None, control.requests)
         self._involved: Set[str] = set()
         self._closed = threading.Event()

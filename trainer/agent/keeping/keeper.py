@@ -54,6 +54,7 @@ class Keeper:
         world_size: the ranks of the attempt.
         members: the positions of the nodes in ``Link.nodes``, in the order of their ranks. The link and the lists of
             files know a node by its position.
+        names: of all nodes of the run, by position; an attempt's plan has those of the members only.
         everyone: the positions of the members and of the spares.
     """
 
@@ -71,7 +72,8 @@ class Keeper:
         self.plan, self._control, self._events, self._state = plan, control, events, state
         self.world_size = int(decision["world_size"])
         self.members: Tuple[int, ...] = tuple(decision["members"])
-        self.everyone = everyone(plan, decision)
+        self.names = control.all_nodes
+        self.everyone = everyone(len(self.names), decision)
         self.position = self.members[plan.rank] if spare is None else spare
         self.peers = PEERS if copies.peers is None else copies.peers
         self.asked = copies.peers is not None
@@ -90,8 +92,7 @@ class Keeper:
 
     def start(self) -> None:
         """Start the threads."""
-        link = self.plan.data.link
-        if link is None or self.plan.output is None or not self.peers:
+        if self.plan.data.link is None or self.plan.output is None or not self.peers:
             return
         others = len(self.everyone) - 1
         if self.peers > others:
@@ -100,7 +101,7 @@ class Keeper:
                 self.notice(text % (self.peers, others, others))
             self.peers = others
         self._control.keeping = self.take
-        self._direct = Direct(self._control.link.copies, max(self.members) + 1)
+        self._direct = Direct(self._control.link.copies, len(self.names))
         self._address = self._direct.start()
         for name, work in (("checkpoints", self._watch), ("copier", self._copy_all)):
             thread = threading.Thread(target=work, name=name, daemon=True)
@@ -214,9 +215,8 @@ class Keeper:
             self.send(self.members[0], "copied", **answer)
 
 
-def everyone(plan: NodePlan, decision: Dict[str, Any]) -> Tuple[int, ...]:
-    """The positions of the nodes that may hold copies in an attempt: its members and the spares."""
-    count = len(plan.data.link.nodes) if plan.data.link is not None else 1
+def everyone(count: int, decision: Dict[str, Any]) -> Tuple[int, ...]:
+    """The positions of the nodes that may hold copies in an attempt, among ``count``: its members and the spares."""
     excluded = decision.get("excluded") or {}
     return tuple(position for position in range(count) if str(position) not in excluded)
 
@@ -226,9 +226,7 @@ class _Coordinator:
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
-        link = keeper.plan.data.link  # an attempt's has the names of its members alone
-        names = link.nodes if link is not None else ()
-        self._names = {position: names[rank] for rank, position in enumerate(keeper.members[: len(names)])}
+        self._nodes = keeper.names
         self._offers: Dict[int, Dict[str, Any]] = {}
         self._addresses: Dict[str, Any] = {}
         self._current: Optional[Generation] = None
@@ -329,7 +327,7 @@ class _Coordinator:
             step=generation.step,
             seconds=round(time.monotonic() - self._began, 3),
             bytes=copied,
-            on=[self._names[rank] for rank in sorted(self._answers)],
+            on=[self._nodes[rank] for rank in sorted(self._answers)],
         )
 
     def _note(self, choice: Any) -> None:

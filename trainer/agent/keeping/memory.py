@@ -4,8 +4,8 @@ The program gets ``/dev/shm/clusterctl-UID/RUN-RANK`` as its output folder (``Co
 checkpoints from there into the output folder on the disk: each file when it has been quiet for a look, the last written
 one last, so that a file that marks a checkpoint as complete comes after the others. A file that a process has open for
 writing waits. A copied file in RAM becomes a symlink to the disk. So RAM holds about one checkpoint, and the program
-can still read older ones. When it deletes an old checkpoint (``save_total_limit``), the agent deletes it on the disk, once
-the disk has all newer ones.
+can still read older ones. When it deletes an old checkpoint (``save_total_limit``), the agent deletes it on the disk,
+once the disk has all newer ones.
 
 The output folder on the disk is the only one that resuming, copying and collecting know. Its existing entries are links
 in RAM, so a log continues in its file on the disk. When no process of the attempt is left, everything else is moved to

@@ -64,7 +64,8 @@ class Control:
         self.guard_pid = os.getppid() if guard is not None else None
         self._guard = guard  # a pipe that closes when the guard exits
         self._silent: Dict[str, float] = {}  # nodes without heartbeats: since when
-        self._nodes = set(plan.data.link.nodes if plan.data.link else [plan.node])
+        self.all_nodes = plan.data.link.nodes if plan.data.link else (plan.node,)
+        self._nodes = set(self.all_nodes)
         self._event_counts: Dict[str, int] = {}  # events about each node in this attempt
         self._waits: Dict[str, bool] = {}  # a notice reported that the run continues without their heartbeats
         self._lost_after = plan.data.link.lost_after if plan.data.link else LOST_AFTER

@@ -222,7 +222,10 @@ class Supervisor:
         def meet(offer: Any, decide: Any, patience: float, going: Any, number: int) -> Dict[str, Any]:
             return self._link.meet(offer, decide, patience, going, first + number, tolerance)
 
-        count = min(PEERS if data.copies.peers is None else data.copies.peers, len(everyone(plan, decision)) - 1)
+        count = min(
+            PEERS if data.copies.peers is None else data.copies.peers,
+            len(everyone(len(self._control.all_nodes), decision)) - 1,
+        )
         about = (self._control, self._events, self._state)
         Finishing(self._plan, self._position, members, decision["world_size"], count, *about).run(offer, meet)
 
