@@ -117,13 +117,19 @@ def test_faults_are_chosen_by_their_names():
 
 def test_every_fault_is_in_the_documentation():
     section = (ROOT / "docs/benchmarks.md").read_text().partition("## Effective training time")[2].partition("\n## ")[0]
-    for word in (
-        "killed or stopped rank",
-        "killed launcher",
-        "without a network",
-        "torn checkpoint",
-        "killed\ncontroller",
-    ):
+    words = {
+        "rank": "killed or stopped rank",
+        "stop": "killed or stopped rank",
+        "launcher": "killed launcher",
+        "cut": "without a network",
+        "tear": "torn checkpoint",
+        "disk": "full disk",
+        "controller": "killed controller",
+        "agent": "killed agent",
+        "node": "power and its disk for good",
+    }
+    assert set(words) == set(FAULTS)
+    for word in words.values():
         assert word in section
 
 
