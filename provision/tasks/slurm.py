@@ -275,8 +275,7 @@ def step(run: str, count: int, names: Sequence[str] = (), gpus: int = 0, *, surv
     options += ["--no-kill"] if survives else []
     options += [f"--gpus-per-node={gpus}"] if gpus else []
     options += [f"--nodelist={','.join(names)}", "--overlap"] if names else []
-    agent = render("slurm/agent.sh.j2", ends_job=survives and not names)  # an allocation is the user's
-    return render("slurm/step.sh.j2", options=options, agent=agent, run=run)
+    return render("slurm/step.sh.j2", options=options, agent=render("slurm/agent.sh.j2"), run=run)
 
 
 def job_script(run: str, chosen: Chosen) -> str:
