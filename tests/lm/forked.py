@@ -1,10 +1,14 @@
 """Runs programs in forks of one process that has imported torch and DeepSpeed: importing takes longer than they do.
 
+It also imports what each training would import later: on the CPU, torch loads its compiler to make a model on the
+device "meta" or an optimizer, and DeepSpeed compiles a function of its Muon.
+
 Reads a JSON object a line: ``argv`` (what comes after ``python``), ``cwd``, ``env`` (variables to set), ``output`` (the
 files for stdout and stderr) and ``ranks``. Each rank is a fork that has the variables which torchrun sets. Answers each
 line with the first exit status that is not 0, once all ranks have exited. Exits when stdin closes.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -16,6 +20,10 @@ os.environ["DS_ACCELERATOR"] = "cpu"  # else DeepSpeed starts programs to look f
 
 import deepspeed  # noqa: F401
 import torch
+import torch._dynamo
+import torch._inductor.compile_fx
+import torch.distributed.fsdp
+import torch.utils.tensorboard
 import transformers  # noqa: F401
 
 del os.environ["DS_ACCELERATOR"]  # the trainer sets it
@@ -61,5 +69,6 @@ def start(request):
         runpy.run_path(first, run_name="__main__")
 
 
+gc.freeze()  # a fork that collects garbage need not read all that was imported
 if request := serve():
     start(request)

@@ -19,6 +19,7 @@ class Forks:
         clean = {key: value for key, value in os.environ.items() if key not in ("CLUSTERCTL_CHECKPOINT", "RANK")}
         mine = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
         mine |= {"DEEPSPEED_LOG_LEVEL": "warning", "HF_HUB_OFFLINE": "1"}
+        mine["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # else torch compiles in other processes, which forks would share
         self.python = python
         self.env = dict(clean, CUDA_VISIBLE_DEVICES="", **mine)
         self._process = None

@@ -267,6 +267,12 @@ class Layer(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
+def embedding(rows: int, width: int) -> nn.Embedding:
+    """Create an embedding. On the device "meta", torch would import its compiler to draw weights that do not exist."""
+    given = torch.empty(rows, width) if torch.empty(0).is_meta else None
+    return nn.Embedding(rows, width, _weight=given)
+
+
 class Decoder(nn.Module):
     """The model. ``forward`` returns the loss if it gets targets, else logits."""
 
@@ -276,8 +282,8 @@ class Decoder(nn.Module):
         self.dropout = dropout
         self.pieces: Pieces = loss_and_gradient
         self._whole: Optional[Callable[..., torch.Tensor]] = None
-        self.embed = nn.Embedding(shape.rows, shape.n_embd)
-        self.places = nn.Embedding(shape.block_size, shape.n_embd) if shape.is_gpt2 else None
+        self.embed = embedding(shape.rows, shape.n_embd)
+        self.places = embedding(shape.block_size, shape.n_embd) if shape.is_gpt2 else None
         self.layers = nn.ModuleList([Layer(shape, dropout, checkpointing) for _ in range(shape.n_layer)])
         self.norm = Norm(shape.n_embd, shape.norm_eps, bias=not shape.is_gated)
         self.head = None if shape.tied else nn.Linear(shape.n_embd, shape.rows, bias=False)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from trainer.lm.batch import Images
-from trainer.lm.model import Borders, Layer, Norm, Turn, borders_of, frequencies
+from trainer.lm.model import Borders, Layer, Norm, Turn, borders_of, embedding, frequencies
 from trainer.lm.shape import Rope
 from trainer.vlm.shape import Tower, VlmShape
 
@@ -33,7 +33,7 @@ class Vision(nn.Module):
         width = shape.n_embd
         self.shape = shape
         self.patch = nn.Linear(shape.pixels * shape.frames, width, bias=shape.kind == "siglip")
-        self.places = nn.Embedding(shape.places, width) if shape.places else None
+        self.places = embedding(shape.places, width) if shape.places else None
         self.start = nn.Parameter(torch.zeros(width)) if shape.has_class_token else None
         self.norm = Norm(width, shape.norm_eps, bias=True) if shape.has_class_token else None
         self.layers = nn.ModuleList([Layer(shape, 0.0, checkpointing) for _ in range(shape.n_layer)])
