@@ -56,7 +56,6 @@ if not found:
 save(4, rank, weights=rank == 0)
 folder = pathlib.Path(found[-1].partition("=")[2])
 if os.environ.get("AGAIN"):
-    save(4, rank, weights=rank == 0)
     while not os.path.exists("go"):
         time.sleep(0.05)
 with zipfile.ZipFile(folder / own) as file:
@@ -172,7 +171,7 @@ def test_a_spare_takes_the_rank_of_a_lost_node(spare_run):
     assert [end["state"] for end in run.ends(0, 2, 3)] == ["finished"] * 3
     (replaced,) = run.events(0, "replaced")
     assert (replaced["node"], replaced["spare"], replaced["rank"]) == ("n1", "n3", 1)
-    assert "its agent" in replaced["text"]
+    assert "agent" in replaced["text"]  # "its agent exited …", or its guard's death is seen first
     for position in (0, 2, 3):
         assert run.events(position, "attempt")[-1]["nodes"] == ["n0", "n3", "n2"]
         assert run.parts[position].state()["members"] == ["n0", "n3", "n2"]
@@ -202,9 +201,9 @@ def test_copies_continue_on_a_spare_that_took_a_rank(spare_run):
     eventually(lambda: run.events(0, "copied"))
     run.kill(1)
     eventually(lambda: [event for event in run.events(0, "copied") if event["checkpoint"] == "checkpoint-4"])
-    assert run.events(0, "copied")[-1]["on"] == ["n0", "n2"]
+    assert run.events(0, "copied")[-1]["on"] == ["n2", "n3"]  # a ring again, with the other spare at its end
     assert not [event["text"] for event in run.events(0, "notice") if event.get("kind") == "copies"]
-    assert list((run.parts[0].folder / "out/.clusterctl-copies").glob("checkpoint-4@*/rng_state_1.pth"))
+    assert list((run.parts[3].folder / "out/.clusterctl-copies").glob("checkpoint-4@*/rng_state_1.pth"))
     for position in (0, 2):
         (run.parts[position].folder / "go").touch()
     assert {end["state"] for end in run.ends(0, 2, 3)} == {"finished"}
@@ -213,10 +212,10 @@ def test_copies_continue_on_a_spare_that_took_a_rank(spare_run):
 def test_a_spare_that_cannot_write_the_checkpoint_tries_again(spare_run):
     run = spare_run(2, 2).start(PARTED, copies={}, restarts=9, backoff=0.2).wait_ready()
     eventually(lambda: run.events(0, "copied"))
-    blocked = run.parts[2].folder / "out"
+    blocked = run.parts[2].folder / "out/checkpoint-2"
     blocked.write_text("in the way")
     run.kill(1)
-    eventually(lambda: [event for event in run.events(0, "notice") if "n2: [Errno 17]" in event["text"]])
+    eventually(lambda: [event for event in run.events(0, "notice") if "n2: [Errno" in event["text"]])
     blocked.unlink()
     assert [run.resumed(position)["rank"] for position in (0, 2)] == [0, 1]
     assert {end["state"] for end in run.ends(0, 2, 3)} == {"finished"}
@@ -224,9 +223,9 @@ def test_a_spare_that_cannot_write_the_checkpoint_tries_again(spare_run):
 
 
 def test_a_spare_replaces_one_that_cannot_write_the_checkpoint(spare_run):
-    run = spare_run(2, 3).start(PARTED, copies={}).wait_ready()
+    run = spare_run(2, 3).start(PARTED, copies={"peers": 2}).wait_ready()  # n2, which fails too, has one of the copies
     eventually(lambda: run.events(0, "copied"))
-    (run.parts[2].folder / "out").write_text("in the way")
+    (run.parts[2].folder / "out/checkpoint-2").write_text("in the way")
     run.kill(1)
     assert [run.resumed(position)["rank"] for position in (0, 3)] == [0, 1]
     assert {end["state"] for end in run.ends(0, 3, 4)} == {"finished"}
@@ -296,3 +295,49 @@ def test_a_part_without_a_majority_does_not_continue(spare_run):
     assert "no majority: the run may continue on the others" in end["why"]["text"]
     assert not (run.parts[0].folder / "resumed").exists()
     run.kill(1, 2, 3)
+
+
+# Whenever rank 1 has work, another process is busy on its processor. That process also lets the ranks step together.
+SLOW = (
+    SAVE
+    + """
+import socket, time
+rank = int(os.environ["RANK"])
+if any(word.startswith("resume=") for word in sys.argv[1:]):
+    open("resumed", "w").write(json.dumps({"rank": rank}))
+    sys.exit(0)
+ports = [30000 + (int(os.environ["MASTER_PORT"]) + each) % 10000 for each in range(2)]
+steps = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+steps.bind((os.environ["MASTER_ADDR"], ports[rank]))
+if rank == 1:
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    if os.fork() == 0:
+        while True:
+            for port in ports:
+                steps.sendto(b"x", (os.environ["MASTER_ADDR"], port))
+            until = time.monotonic() + 0.02
+            while time.monotonic() < until:
+                pass
+            time.sleep(0.03)
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+for step in range(1, 10**6):
+    steps.recv(1)
+    sum(range(300_000 * rank))
+    if rank == 0:
+        print("step %d loss 1.0" % step, flush=True)
+    if step % 40 == 0:
+        save(step, rank, weights=rank == 0)
+"""
+)
+
+
+def test_a_node_that_stays_slow_is_replaced_by_a_spare(spare_run):
+    run = spare_run(2, 1).start(SLOW, copies={}, env={"CLUSTERCTL_STRAGGLER_ROUND": "1"})
+    assert [run.resumed(position) for position in (0, 2)] == [{"rank": 0}, {"rank": 1}]
+    assert {end["state"] for end in run.ends(0, 2)} == {"finished"}
+    (replaced,) = run.events(0, "replaced")
+    assert (replaced["node"], replaced["spare"]) == ("n1", "n2")
+    assert "rank 1 on n1" in replaced["text"]
+    end = run.parts[1].wait_end()
+    assert end["state"] == "failed"
+    assert end["why"]["text"].startswith("a spare replaces this node: the others wait for rank 1 on n1")

@@ -149,3 +149,30 @@ def test_an_interface_that_is_not_known_is_not_set(interface, shown):
     plan = plan_of(env={"A": "{interface}", "B": "={interface}", "C": "my {interface}"})
     env = plan.for_attempt(plan.members, interface=interface).env
     assert {name: env[name] for name in "ABC" if name in env} == shown
+
+
+# --- condemned nodes -----------------------------------------------------------------------------------
+
+
+@given(roster_and_here(), st.sets(st.integers(0, 7)))
+def test_only_spares_that_are_here_take_the_places_of_condemned_nodes(given_, condemned):
+    roster, here = given_
+    without = change(roster, here, None)
+    found = change(roster, here, None, {}, dict.fromkeys(condemned, "slow"))
+    left = found.roster.excluded.keys() - without.roster.excluded.keys()
+    assert left <= condemned & set(roster.members) & here
+    assert len(found.roster.members) == len(without.roster.members)
+    assert found.problem == without.problem
+    assert len(left) == min(
+        len(without.roster.spares), len(condemned & set(without.roster.members) & set(roster.members))
+    )
+
+
+def test_a_condemned_node_gives_no_files_and_costs_no_restart():
+    slow = {"node": "n1", "rank": None, "text": "slow", "signal": None, "time": 1.0, "condemned": True}
+    offers = {each: {"outcome": ENDED, "processes": 1} for each in range(5)}
+    verdict = decide_end(linked(), offers, slow, more=False, roster=ROSTER)
+    assert (verdict["state"], verdict["replaces"], verdict["why"]["node"]) == ("again", True, "n1")
+    start = decide_start(linked(), {each: {"processes": 1} for each in range(5)}, 2, False, ROSTER, {}, {1: "slow"})
+    assert (start["members"], start["excluded"]) == ([0, 3, 2], {"1": "slow"})
+    assert [(each["node"], each["by"]) for each in start["replaced"]] == [("n1", "n3")]

@@ -23,7 +23,21 @@ from trainer.agent.queues import Queues, plain, sockets
 from trainer.agent.rounds import Steps, Stragglers, from_object, join, round_seconds, to_object
 from trainer.agent.run_files import Events, NodePlan, State
 from trainer.agent.signals import foreign_shares, gpu_of
-from trainer.agent.stragglers import CONSISTENT, Gpu, Rank, Round, Track, Verdict, advance, sentence
+from trainer.agent.stragglers import (
+    CONSISTENT,
+    LOSS,
+    PERSISTENT,
+    WARM,
+    Case,
+    Gpu,
+    Rank,
+    Round,
+    Track,
+    Verdict,
+    advance,
+    consider,
+    sentence,
+)
 from trainer.agent.supervisor.control import Control
 
 RECORDED = Path(__file__).parent / "recorded_stragglers"
@@ -370,3 +384,61 @@ def test_ten_healthy_hours_name_no_rank():
             each.append({"run": one.run + extra, "delay": one.delay, "gpu": one.gpu})
         rounds.append(ranks(*each))
     assert news_of(rounds) == []
+
+
+# --- replaced by a spare node --------------------------------------------------------------------------
+
+
+def considered(rounds_, saves):
+    """The rounds after which the node should be replaced; ``saves``: by round, the newest checkpoint."""
+    track, case, found = Track(), Case(), []
+    for number, each in enumerate(rounds_):
+        track, _ = advance(track, each)
+        case, replace = consider(case, track, max((save for save in saves if save <= number), default=None))
+        if replace:
+            found.append((number, case.verdict.node))
+    return found
+
+
+def waits_for_cpu(by):
+    """Rounds in which rank 1 waits for a processor in ``by`` of the time."""
+    return Round({rank: Rank(f"n{rank}", run=0.3, delay=by if rank == 1 else 0.0) for rank in range(3)})
+
+
+def test_a_node_that_stays_slow_is_replaced_right_after_a_checkpoint():
+    enough = WARM + CONSISTENT + PERSISTENT - 1  # rounds
+    slow = [waits_for_cpu(0.2)] * (enough + 20)
+    assert considered(slow, [3, enough + 7])[0] == (enough + 7, "n1")
+    assert considered(slow, [3, enough - 2]) == []  # that one is lost time: the next one is awaited
+    assert considered(slow, []) == []  # everything would be repeated
+
+
+@pytest.mark.parametrize(
+    ("by", "pause"), [(0.0, 0), (LOSS - 0.02, 0), (0.2, 7)], ids=["healthy", "a little slow", "now and then"]
+)
+def test_no_other_node_is_replaced(by, pause):
+    series = [waits_for_cpu(0.0 if pause and number % pause == 0 else by) for number in range(300)]
+    assert considered(series, range(0, 300, 10)) == []
+
+
+def test_a_rank_that_waits_for_its_data_is_not_replaced():
+    late = Round({rank: Rank(f"n{rank}", run=0.3, data=0.3 if rank == 1 else 0.0) for rank in range(3)})
+    assert considered([late] * 100, range(0, 100, 10)) == []
+
+
+def test_a_node_is_condemned_only_if_there_is_a_spare(tmp_path):
+    head, control, _ = part(tmp_path / "a", 0, os.getpid(), {rounds.VARIABLE: "1"})
+    sent = []
+    control.link = SimpleNamespace(send=lambda kind, **fields: sent.append((kind, fields)))
+    for spares in (0, 1):
+        control.spares = spares
+        for number in range(60):
+            head._saved = lambda number=number: number // 40
+            head._judge(waits_for_cpu(0.2))
+        assert (control.failure is not None) == bool(spares)
+    head.close()
+    control.close()
+    assert (control.failure["node"], control.failure["condemned"]) == ("n1", True)
+    told = [fields for kind, fields in sent if kind == "failed"]
+    assert [(each["about"], each["condemned"]) for each in told] == [("n1", True)]
+    assert "the others wait for rank 1 on n1 20 % of the time" in told[0]["text"]

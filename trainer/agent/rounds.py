@@ -14,7 +14,7 @@ import collections
 import math
 import threading
 import time
-from typing import Any, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from . import stacks
 from .contract.plan import Plan
@@ -22,7 +22,7 @@ from .metrics import append
 from .run_files import Events, NodePlan, State
 from .signals import Signals
 from .silence import TRAINING
-from .stragglers import Gpu, Rank, Round, Track, advance, median, over, sentence
+from .stragglers import Case, Gpu, Rank, Round, Track, advance, consider, median, over, sentence
 from .supervisor.control import Control
 from .tracker import ProcessTracker
 
@@ -71,14 +71,24 @@ class Steps:
 
 
 class Stragglers:
-    """The rounds of one attempt on one node."""
+    """The rounds of one attempt on one node. ``saved`` identifies the newest checkpoint, None without one."""
 
-    def __init__(self, plan: NodePlan, tracker: ProcessTracker, control: Control, events: Events, state: State) -> None:
+    def __init__(
+        self,
+        plan: NodePlan,
+        tracker: ProcessTracker,
+        control: Control,
+        events: Events,
+        state: State,
+        saved: Callable[[], Any] = lambda: None,
+    ) -> None:
         self._plan, self._tracker, self._control, self._events, self._state = plan, tracker, control, events, state
         self._round = round_seconds(plan.data)
         self._due: Optional[float] = None
         self._signals = Signals()
         self._track = Track()
+        self._case = Case()
+        self._saved = saved
         self._steps = Steps()
         self._trained = True  # in all of this round
         self._last: Dict[str, Any] = {}  # reports of the last round, by node
@@ -166,6 +176,9 @@ class Stragglers:
             if slow:
                 self._control.stack_wanted = verdict.rank
                 self._control.link.send("stack?", straggler=verdict.rank)
+        self._case, replace = consider(self._case, self._track, self._saved())
+        if replace and self._control.spares and self._case.verdict is not None:
+            self._control.condemn(self._case.verdict.node, sentence(self._case.verdict))
 
 
 def to_object(one: Round) -> Dict[str, Any]:

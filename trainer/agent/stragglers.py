@@ -48,7 +48,12 @@ QUEUE_ALONE = 0.3  # lead of a full queue that needs no change: an even ring fil
 SHARED = 256 << 20  # bytes of GPU memory that only another process explains: a CUDA context has more
 QUOTA = 0.2  # part of the periods in which a cgroup was throttled
 
+PERSISTENT = 15  # rounds in a row with the same straggler, after which a spare node may replace its node
+LOSS = 0.09  # part of the time that others wait for it in each of them: its steps are 10 % longer
+
 CLOCK, CPU, LINK, DISK, DATA, SHARE, COMPUTE = "clock", "cpu", "link", "disk", "data", "shared GPU", "compute"
+# What comes from a node, so that the run is faster on another one. Data and uneven work come from the program as well.
+NODES_OWN = (CLOCK, CPU, LINK, DISK, SHARE)
 
 
 class Gpu(NamedTuple):
@@ -126,6 +131,25 @@ class Verdict(NamedTuple):
     changed: bool = False
 
 
+class Case(NamedTuple):
+    """Whether a node should be replaced because of its slow rank.
+
+    Attributes:
+        verdict: the last one.
+        rounds: how many in a row had the same node and cause.
+        saved: the newest checkpoint when these were enough; the run waits for the next one.
+    """
+
+    verdict: Optional[Verdict] = None
+    rounds: int = 0
+    saved: Any = None
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether it was slow for long enough."""
+        return self.rounds >= PERSISTENT
+
+
 class Track(NamedTuple):
     """What is known: the first rounds of training, the last ones, how many there were, and the named rank."""
 
@@ -156,6 +180,22 @@ def advance(track: Track, new: Round) -> Tuple[Track, List[Tuple[Verdict, bool]]
         news.append((found, True))
         named = found
     return track._replace(named=named), news
+
+
+def consider(case: Case, track: Track, saved: Any) -> Tuple[Case, bool]:
+    """Add the last round of ``track`` to a case. Returns whether to replace the node now.
+
+    That is right after a checkpoint, so that few steps are repeated: ``saved`` identifies the newest one.
+    """
+    found = judge(track.first, track.last) if len(track.last) == CONSISTENT else None
+    if found is None or found.by < LOSS or found.cause not in NODES_OWN:
+        return Case(), False
+    last = case.verdict
+    if last is None or (last.node, last.cause) != (found.node, found.cause):
+        return Case(found, 1), False
+    if case.is_proven:
+        return case._replace(verdict=found), saved != case.saved
+    return Case(found, case.rounds + 1, saved), False
 
 
 def judge(first: Sequence[Round], last: Sequence[Round]) -> Optional[Verdict]:

@@ -117,7 +117,7 @@ class Attempt:
         self._tracker = ProcessTracker(plan.run, plan.node, self._group, control.guard_pid)
         self._watch = Watch(plan.data)
         self._hangs = Hangs(plan, self._watch, self._tracker, control, events)
-        self._stragglers = Stragglers(plan, self._tracker, control, events, state)
+        self._stragglers = Stragglers(plan, self._tracker, control, events, state, self._newest_checkpoint)
         self._metrics = Metrics(plan, control, events, textfile)
         self._pace = Pace(plan, events, state)
         self._saver = Saves(plan, self._watch, self._tracker, events, state)
@@ -142,6 +142,12 @@ class Attempt:
 
         self._keeper = Keeper(self._plan, decision, self._control, self._events, self._state)
         self._memory = Memory(self._plan, self._keeper.notice)
+
+    def _newest_checkpoint(self) -> Any:
+        """What identifies the newest checkpoint that every node can resume from; None before the first one."""
+        if self._keeper is not None and self._keeper.peers:
+            return (self._state.fields.get("copied") or {}).get("checkpoint")
+        return self._watch.saves or None
 
     def _leave_memory(self, memory: "Memory") -> None:
         """Move what is in RAM to the disk. An attempt whose files are not all there has failed."""

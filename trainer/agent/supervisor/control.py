@@ -58,6 +58,7 @@ class Control:
         self.broken = False  # the link failed here, so no meeting is possible
         # The nodes that have ranks, none before the meeting has chosen them; None: all. Only they can fail an attempt.
         self.members: Optional[Set[str]] = None
+        self.spares = 0  # nodes that can replace one
         self.first = 0  # the position of rank 0's node in the roster
         self._plan = plan
         self._events = events
@@ -166,17 +167,32 @@ class Control:
             if relay and self.link is not None:
                 self.link.send("stop", save=stop.save, who=stop.who)
 
-    def fail(self, rank: Optional[int], text: str, node: Optional[str] = None, *, signal: Optional[str] = None) -> None:
+    def fail(
+        self,
+        rank: Optional[int],
+        text: str,
+        node: Optional[str] = None,
+        *,
+        signal: Optional[str] = None,
+        condemned: bool = False,
+    ) -> None:
         """Record a failure. The first one is sent to all nodes; what a stop causes is not a failure.
 
-        ``signal``: the name of the signal that ended the rank.
+        ``signal``: the name of the signal that ended the rank. ``condemned``: see ``condemn``.
         """
         if self.failure is None and self.stop is None:
             own = node is None
             node = node or self._plan.node
             self.failure = {"node": node, "rank": rank, "text": text, "signal": signal, "time": round(time.time(), 3)}
+            self.failure.update({"condemned": True} if condemned else {})
             if own and self.link is not None:
                 self.link.send("failed", attempt=self._events.attempt, failed=rank, text=text, signal=signal)
+
+    def condemn(self, node: str, text: str) -> None:
+        """End the attempt because of a node on which nothing failed: a spare takes its place in the next one."""
+        if self.failure is None and self.stop is None:
+            self.fail(None, text, node, condemned=True)
+            self.link.send("failed", attempt=self._events.attempt, text=text, about=node, condemned=True)
 
     def look(self, now: float) -> None:
         """Judge the nodes without heartbeats."""
@@ -224,7 +240,8 @@ class Control:
             self._peer(node, kind, text)
             if self.takes_part(node):
                 signal = None if signal is None else _text(signal, WORD)
-                self.fail(_rank(message.get("failed")), text, node, signal=signal)
+                condemned = message.get("condemned") is True
+                self.fail(_rank(message.get("failed")), text, node, signal=signal, condemned=condemned)
         else:
             self._handle(kind, node, message)
 

@@ -102,6 +102,7 @@ def decide_start(
     resume: bool,
     roster: Optional[Roster] = None,
     reasons: Optional[Dict[int, str]] = None,
+    condemned: Optional[Dict[int, str]] = None,
 ) -> Dict[str, Any]:
     """The hub's decision before attempt ``number``.
 
@@ -118,13 +119,16 @@ def decide_start(
         resume: whether the offers have checkpoints.
         roster: the nodes before; None: those at the start of the run.
         reasons: why nodes are lost, where that is known.
+        condemned: why nodes should be replaced although they are here.
     """
     _check(plan, offers)
     before = roster or rosters.first(plan.data)
-    changed = rosters.change(before, set(offers), plan.data.min_nodes, reasons)
+    changed = rosters.change(before, set(offers), plan.data.min_nodes, reasons, condemned)
     if changed.problem is not None:
         return {"error": changed.problem, "node": changed.node}
     members = changed.roster.members
+    # The files of a condemned node count as lost: its agent leaves the run now.
+    offers = {position: offer for position, offer in offers.items() if position not in changed.roster.excluded}
     processes = [offers[position]["processes"] for position in members]
     world_size = sum(processes)
     port = offers[members[0]].get("port") or plan.data.port
@@ -178,8 +182,8 @@ def decide_end(
 ) -> Dict[str, Any]:
     """The hub's verdict after an attempt (see ``judge``).
 
-    ``saved`` is the step that a stop saved, or null. With ``replaces`` the next attempt replaces a lost node, or does
-    without it: it is no restart.
+    ``saved`` is the step that a stop saved, or null. With ``replaces`` the next attempt replaces a lost or condemned
+    node, or does without it: it is no restart.
     """
     _check(plan, offers)
     before = roster or rosters.first(plan.data)
@@ -192,10 +196,11 @@ def decide_end(
     if changed.replaced and first is None:
         why = {"node": changed.replaced[0]["node"], "rank": None, "text": changed.replaced[0]["why"]}
     outcomes = {position: offer["outcome"] for position, offer in taking.items()}
-    verdict = judge(outcomes, why, more=more or bool(changed.replaced))
+    condemned = first is not None and first.get("condemned") is True
+    verdict = judge(outcomes, why, more=more or bool(changed.replaced) or condemned)
     if changed.replaced and all(outcome["rc"] == 0 for outcome in outcomes.values()) and first is None and outcomes:
         verdict = judge(outcomes, None, more=more)  # the work is done: a lost node changes nothing
-    replaces = verdict["state"] == AGAIN and bool(changed.replaced)
+    replaces = verdict["state"] == AGAIN and (bool(changed.replaced) or condemned)
     if replaces and changed.problem is not None:
         text = "%s; %s" % ((verdict["why"] or {}).get("text", "it is lost"), changed.problem)
         verdict = dict(

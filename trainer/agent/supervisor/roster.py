@@ -79,7 +79,11 @@ def survives(plan: Plan) -> bool:
 
 
 def change(
-    roster: Roster, here: Collection[int], least: Optional[int], reasons: Optional[Mapping[int, str]] = None
+    roster: Roster,
+    here: Collection[int],
+    least: Optional[int],
+    reasons: Optional[Mapping[int, str]] = None,
+    condemned: Optional[Mapping[int, str]] = None,
 ) -> Change:
     """Continue with the nodes that are here.
 
@@ -88,6 +92,7 @@ def change(
         here: the positions of the agents in the meeting.
         least: ``Plan.min_nodes``.
         reasons: by position, why a node is lost, where that is known.
+        condemned: by position, why a node should be replaced although it is here; only spares take their places.
     """
     known = reasons or {}
     excluded = dict(roster.excluded)
@@ -95,6 +100,11 @@ def change(
         if position not in here:
             excluded[position] = known.get(position, "its agent exited or cannot be reached")
     spares = [position for position in roster.spares if position in here]
+    free = len(spares) - len([position for position in roster.members if position in excluded])
+    for position, reason in sorted((condemned or {}).items()):
+        if free > 0 and position in roster.members and position not in excluded:
+            excluded[position] = reason
+            free -= 1
     members: List[int] = []
     replaced = []
     for rank, position in enumerate(roster.members):

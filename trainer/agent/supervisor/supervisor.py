@@ -247,6 +247,7 @@ class Supervisor:
         if self._survives:
             self._control.members = set(roster.nodes)
         self._control.first = roster.members[0]
+        self._control.spares = len(roster.spares)
         reasons = {}
         for position, why in roster.excluded.items():
             reasons[position] = "the run continues without %s: %s" % (roster.names[position], why)
@@ -287,7 +288,7 @@ class Supervisor:
             return offer_start(plan, number, resume)
 
         def decide(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
-            return decide_start(plan, offers, number, resume, self._roster, self._reasons())
+            return decide_start(plan, offers, number, resume, self._roster, self._reasons(), self._condemned())
 
         topic = number * MEETINGS
         for _ in range(ROUNDS):
@@ -296,6 +297,10 @@ class Supervisor:
             if decision.get("error") or decision.get("skip"):
                 return decision
             self._adopt(decision)
+            why = self._roster.excluded.get(self._position)
+            if why is not None:
+                self._over = "a spare replaces this node: %s" % why
+                raise LinkError(self._over)
             ready = self._prepare(topic + READY, decision)
             if ready is None:
                 return {"skip": True}
@@ -450,6 +455,11 @@ class Supervisor:
         if why is None or why["node"] not in known:
             return {}
         return {self._roster.names.index(why["node"]): str(why["text"])}
+
+    def _condemned(self) -> Dict[int, str]:
+        """The node that a spare should replace although its agent is well, by position, with the reason."""
+        why = self._last_failure
+        return self._reasons() if why is not None and why.get("condemned") is True else {}
 
     def _move_aside(self, output: Path, aside: Dict[str, Any], *, report: bool) -> None:
         """Move checkpoints that cannot be used, so that the program does not write over them.
