@@ -222,6 +222,19 @@ def test_both_are_killed_and_stop_cleans(run):
     assert run.wait_end()["state"] == "stopped"
 
 
+def test_the_next_agent_ends_what_a_killed_one_has_left(run):
+    run.plan("import time; time.sleep(600)").begin()
+    (pid,) = eventually(run.left)
+    os.kill(pid, signal.SIGSTOP)
+    for key in ("guard", "pid"):
+        os.kill(run.state()[key], signal.SIGKILL)
+    run.plan("pass").begin()
+    assert run.wait_end()["state"] == "finished"
+    assert not lives(pid)
+    notices = [event["text"] for event in run.events() if event["event"] == "notice"]
+    assert notices == ["ended processes that an earlier agent of the run had left: 1"]
+
+
 def test_a_crash_of_the_agent(run):
     run.plan(SLEEPS, resume={"output": "no\0path"}, resuming=True).begin()
     eventually(lambda: run.state().get("state") == "failed")

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 from ..processes import adopt_orphans, describe_status
 from ..run_files import Events, NodePlan, State, delete_request, lock_run, read_state, start_time
@@ -45,6 +45,16 @@ def run(plan: NodePlan, ready: Callable[[Dict[str, Any]], None], echo: Optional[
         return 1
     delete_request(plan.logs)
     adopt_orphans()
+    left = _end_earlier(plan)
+    if left.stuck:
+        text = "processes that an earlier agent of the run has left cannot be ended: %s" % ", ".join(
+            map(str, left.stuck)
+        )
+        ready({"started": False, "error": text})
+        return 1
+    if left.count:
+        earlier = "ended processes that an earlier agent of the run had left: %d" % left.count
+        notice = "%s; %s" % (notice, earlier) if notice else earlier
     ours, theirs = os.pipe()
     guard = os.getpid()
     supervisor = os.fork()
@@ -53,6 +63,26 @@ def run(plan: NodePlan, ready: Callable[[Dict[str, Any]], None], echo: Optional[
         os._exit(_supervise(plan, ready, ours, guard, echo, notice))
     os.close(ours)
     return _Guard(plan, supervisor, echo).watch(ready)
+
+
+class _Left(NamedTuple):
+    """Processes of the run that were there before its agent: how many, and the pids that could not be ended."""
+
+    count: int
+    stuck: List[int]
+
+
+def _end_earlier(plan: NodePlan) -> _Left:
+    """End what an agent that was killed has left of this run. The new agent would take it for its own ranks."""
+    from ..tracker import Group, ProcessTracker, end_all  # noqa: PLC0415
+
+    if not read_state(plan.logs):
+        return _Left(0, [])
+    tracker = ProcessTracker(plan.run, plan.node, Group(plan.run, plan.node))
+    count = len(tracker.all())
+    stuck = end_all(tracker, GRACE) if count else []
+    tracker.close()
+    return _Left(count, stuck)
 
 
 def _supervise(
