@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 ANSWER = 30  # seconds for a program of Slurm
 _DEADLINE = ANSWER + 15.0
-_OUTAGE = 300.0  # seconds without any answer of Slurm's controller until the command gives up
+OUTAGE = 300.0  # seconds without any answer of Slurm's controller until the command gives up
 _LOOKS = (1.0, 10.0)  # seconds between two looks at the queue: the first, and the longest
 _SETTLING = 20.0  # seconds in which Slurm ends a job, or puts it back into its queue
 _AGENTS = 60  # seconds for a step to start its agents
@@ -325,7 +325,7 @@ def _wait(session: Session, chosen: Chosen, job: str) -> None:
                     found = _ask_job(session, nodes, job)
                     answered = time.monotonic()
                 except PreflightError:
-                    if time.monotonic() - answered > _OUTAGE:
+                    if time.monotonic() - answered > OUTAGE:
                         raise
                     shown.progress(0, "Slurm's controller does not answer")
                 else:

@@ -92,7 +92,7 @@ def test_a_job_on_other_nodes_is_cancelled(programs, session, nodes):
 
 
 def test_squeue_that_hangs_is_reported(programs, session, monkeypatch):
-    monkeypatch.setattr(slurm, "_OUTAGE", 0.5)
+    monkeypatch.setattr(slurm, "OUTAGE", 0.5)
     programs(sbatch="echo 12", squeue="sleep 30", scancel="")
     with pytest.raises(PreflightError, match="job 12 is in the queue is not known") as error:
         reserve(session)

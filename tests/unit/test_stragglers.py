@@ -1,5 +1,6 @@
 """The rank that the others wait for: named with its cause, and no healthy rank ever."""
 
+import itertools
 import json
 import os
 import random
@@ -269,7 +270,7 @@ def test_seconds_of_a_round():
     assert round_seconds(plan_of(processes=2, env={"CLUSTERCTL_STRAGGLER_ROUND": "nan"})) == 0
 
 
-def part(folder, rank, pid, env):
+def part(folder, rank, pid, env, **more):
     """An agent's search for stragglers, with one process as its rank."""
     folder.mkdir()
     link = {"nodes": ["n0", "n1"], "host": "127.0.0.1", "port": 1, "token": "0" * 32}
@@ -278,7 +279,7 @@ def part(folder, rank, pid, env):
     events = Events(plan.logs)
     control = Control(plan, events)
     tracker = SimpleNamespace(ranks={pid: rank}, known={pid: stat_of(pid)})
-    search = Stragglers(plan, tracker, control, events, State(plan.logs))
+    search = Stragglers(plan, tracker, control, events, State(plan.logs), **more)
     return search, control, plan.logs / "events.jsonl"
 
 
@@ -426,15 +427,18 @@ def test_a_rank_that_waits_for_its_data_is_not_replaced():
     assert considered([late] * 100, range(0, 100, 10)) == []
 
 
-def test_a_node_is_condemned_only_if_there_is_a_spare(tmp_path):
-    head, control, _ = part(tmp_path / "a", 0, os.getpid(), {rounds.VARIABLE: "1"})
+def test_a_node_is_condemned_only_if_there_is_a_spare(tmp_path, monkeypatch):
+    monkeypatch.setattr(rounds, "join", lambda _reports: waits_for_cpu(0.2))
+    seconds = iter(range(1000))
+    now = next(seconds)
+    env = {rounds.VARIABLE: "1"}
+    head, control, _ = part(tmp_path / "a", 0, os.getpid(), env, saved=lambda: now // 40)
     sent = []
     control.link = SimpleNamespace(send=lambda kind, **fields: sent.append((kind, fields)))
     for spares in (0, 1):
         control.spares = spares
-        for number in range(60):
-            head._saved = lambda number=number: number // 40
-            head._judge(waits_for_cpu(0.2))
+        for now in itertools.islice(seconds, 100):
+            head.look("training", float(now), float(now))
         assert (control.failure is not None) == bool(spares)
     head.close()
     control.close()

@@ -52,8 +52,8 @@ def run(plan: NodePlan, ready: Callable[[Dict[str, Any]], None], echo: Optional[
         )
         ready({"started": False, "error": text})
         return 1
-    if left.count:
-        earlier = "ended processes that an earlier agent of the run had left: %d" % left.count
+    if left.found:
+        earlier = "ended processes that an earlier agent of the run had left: %d" % left.found
         notice = "%s; %s" % (notice, earlier) if notice else earlier
     ours, theirs = os.pipe()
     guard = os.getpid()
@@ -68,7 +68,7 @@ def run(plan: NodePlan, ready: Callable[[Dict[str, Any]], None], echo: Optional[
 class _Left(NamedTuple):
     """Processes of the run that were there before its agent: how many, and the pids that could not be ended."""
 
-    count: int
+    found: int
     stuck: List[int]
 
 
