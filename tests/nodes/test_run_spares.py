@@ -46,7 +46,8 @@ def test_a_spare_replaces_a_node_without_power(three_nodes):
         attempts = [event for event in there if event["event"] == "attempt"]
         assert [event["attempt"] for event in attempts] == [1, 2], there
         attempt = attempts[-1]
-        assert (attempt["nodes"], attempt["checkpoint"]) == (["node01", "node03"], "step-20")
+        assert attempt["nodes"] == ["node01", "node03"]
+        assert attempt["checkpoint"] in ("step-20", "step-30")  # it trains on until the power is off
         (started,) = [event for event in there if event["event"] == "started"]
         took = started["time"] - off
         assert took < MOST, took
