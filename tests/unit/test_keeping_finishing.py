@@ -94,7 +94,7 @@ def finish(tmp_path):
 
 
 def never(wanted, alive, on_bytes, done):
-    """A node that is gone, or a disk that hangs."""
+    """A node without power, or a disk that hangs."""
     on_bytes(40)
     threading.Event().wait(30)
 

@@ -443,6 +443,6 @@ def test_a_node_is_condemned_only_if_there_is_a_spare(tmp_path, monkeypatch):
     head.close()
     control.close()
     assert (control.failure["node"], control.failure["condemned"]) == ("n1", True)
-    told = [fields for kind, fields in sent if kind == "failed"]
-    assert [(each["about"], each["condemned"]) for each in told] == [("n1", True)]
-    assert "the others wait for rank 1 on n1 20 % of the time" in told[0]["text"]
+    failures = [fields for kind, fields in sent if kind == "failed"]
+    assert [(each["about"], each["condemned"]) for each in failures] == [("n1", True)]
+    assert "the others wait for rank 1 on n1 20 % of the time" in failures[0]["text"]
