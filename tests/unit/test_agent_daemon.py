@@ -226,8 +226,7 @@ def test_the_next_agent_ends_what_a_killed_one_has_left(run):
     run.plan("import time; time.sleep(600)").begin()
     (pid,) = eventually(run.left)
     os.kill(pid, signal.SIGSTOP)
-    for key in ("guard", "pid"):
-        os.kill(run.state()[key], signal.SIGKILL)
+    kill_both(run)
     run.plan("pass").begin()
     assert run.wait_end()["state"] == "finished"
     assert not lives(pid)

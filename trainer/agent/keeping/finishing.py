@@ -171,8 +171,8 @@ class Finishing:
             "bytes": result["bytes"] if number(result.get("bytes")) else 0,
             "on": [self._names[each] for each in jobs if str(each) in lists],
         }
-        self._events.emit("copied", **copied)
         self._state.set(copied=copied)
+        self._events.emit("copied", **copied)
 
     def _fetch(self, generation: Any, files: Files, began: float) -> Dict[str, Any]:
         """Copy in a thread, and show the progress. Returns this node's answer."""
