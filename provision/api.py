@@ -8,7 +8,7 @@ docs/api.md has an example.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -42,7 +42,7 @@ from provision.tasks import logs as reading
 from provision.tasks import rehearse as rehearsing
 from provision.tasks import runs as finding
 from provision.tasks import train as training
-from provision.tasks.asked import asked_training, check_values, read_on, refuse_with_slurm
+from provision.tasks.asked import asked_training, check_values, read_on, refuse_with_slurm, without_excluded
 from provision.tasks.bundles import PackResult, bundle_of
 from provision.tasks.deploy import DeployOptions, DeployResult
 from provision.tasks.logs import Metrics
@@ -254,7 +254,7 @@ def train(
     start = read_on(cluster, starter, slurm_options)
     if start is not None:
         refuse_with_slurm(dry_run=False, exclude_bad=exclude_bad)
-    exclude = _without_excluded(cluster, limit, exclude, on_event)
+    exclude = without_excluded(cluster, limit, exclude, _warner(on_event))
     job = _job(cluster, given)
     count = None if spares or start is not None else nodes  # Slurm chooses among all of them
     chosen = select(cluster, limit=limit, exclude=exclude, count=count)
@@ -529,21 +529,14 @@ def _asked(
         tuple(given["command"]),
         count=given["nodes"],
         env=given["env"] or {},
-        warn=lambda text: emit(Notice(text, "warning")),
+        warn=_warner(emit),
         **{name: given[name] for name in _OF_ASKED},
         **options,
     )
 
 
-def _without_excluded(cluster: Inventory, limit: str | None, exclude: str | None, emit: Emit) -> str | None:
-    """``exclude`` with the nodes that ``train`` skips, with a warning about each of them."""
-    if cluster.alone:
-        return exclude
-    names = [node.name for node in select(cluster, limit=limit, exclude=exclude)]
-    gone = node_history.skipped(cluster.path, names)
-    for text in gone.values():
-        emit(Notice(text, "warning"))
-    return ",".join(filter(None, (exclude, *gone))) or None
+def _warner(emit: Emit) -> Callable[[str], None]:
+    return lambda text: emit(Notice(text, "warning"))
 
 
 def _typed(command: str, inventory: Inventory, words: Sequence[str], **options: object) -> CommandLine:

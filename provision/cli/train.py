@@ -25,7 +25,7 @@ from provision.launchers.kit.plans import split_resume_arg
 from provision.masking import is_secret, mask_words
 from provision.model import Inventory, Node, Notice
 from provision.output import Reporter
-from provision.run import Job, node_history
+from provision.run import Job
 from provision.run.ignored import unsent_text
 from provision.run.shells import as_cmd, as_powershell, as_sh
 from provision.session import Session
@@ -41,6 +41,7 @@ from provision.tasks.asked import (
     read_on,
     refuse_with_slurm,
     size,
+    without_excluded,
 )
 from provision.tasks.notify import read_notify
 from provision.tasks.resume_arg import AskResume
@@ -246,7 +247,8 @@ def train_command(
     """
     inventory = selection.load_or_here(reporter, nodes=count, starts=True)
     on = read_on(inventory, starter, Options(partition, limit_time, account, sbatch))
-    selection = without_excluded(reporter, inventory, selection)
+    skipped = without_excluded(inventory, selection.limit, selection.exclude, reporter.warn)
+    selection = replace(selection, exclude=skipped)
     wanted = None if options["spares"] or on is not None else count  # Slurm chooses among all of them
     nodes = selection.nodes(inventory, wanted)
     if on is not None:
@@ -261,20 +263,6 @@ def train_command(
     with detach_on_hangup(), session_on(reporter, inventory, nodes) as session:
         result = tasks.train(session, asked)
     reporter.result(*train_output(result))
-
-
-def without_excluded(reporter: Reporter, inventory: Inventory, selection: Selection) -> Selection:
-    """The selection without the nodes that ``clusterctl nodes`` excludes, with a warning about each of them.
-
-    Raises:
-        UsageError: the list of excluded nodes cannot be used.
-    """
-    if inventory.alone:
-        return selection
-    gone = node_history.skipped(inventory.path, [node.name for node in selection.nodes(inventory)])
-    for text in gone.values():
-        reporter.warn(text)
-    return replace(selection, exclude=",".join(filter(None, (selection.exclude, *gone)))) if gone else selection
 
 
 def read_training(
@@ -365,9 +353,7 @@ def read_variables(given: tuple[str, ...], reporter: Reporter) -> dict[str, str]
 @click.option("--detach", is_flag=True, help="Return once the run has started on every node.")
 @number("--restarts", type=INDEX, help="Restart a failed run up to N times.")
 @with_options(_COPIES)
-@click.option(
-    "--save-to", type=click.Choice(["disk", "memory"]), help="Where the program saves first.  [default: as before]"
-)
+@click.option("--save-to", type=click.Choice(SAVE_CHOICES), help="Where the program saves first.  [default: as before]")
 @click.option("--force", is_flag=True, help="Start even if a check predicts a failure.")
 @_RESUME_ARG
 @_NOTIFY

@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from provision.errors import UsageError
+from provision.inventory import select
 from provision.model import Inventory, Node
-from provision.run import Job
+from provision.run import Job, node_history
 from provision.run.spec import count_nodes
 from provision.slurm import Options, check_options, read_allocation
 from provision.tasks.bundles import parse_size
@@ -136,6 +137,21 @@ def asked_training(
     chosen = tuple(nodes[: None if wanted is None else wanted + spares])
     active_nodes(chosen, spares, min_nodes)
     return inventory, chosen, asked
+
+
+def without_excluded(inventory: Inventory, limit: str | None, exclude: str | None, warn: Warn) -> str | None:
+    """``exclude`` with the nodes that ``clusterctl nodes`` excludes, with a warning about each of them.
+
+    Raises:
+        UsageError: the list of excluded nodes cannot be used.
+    """
+    if inventory.alone:
+        return exclude
+    names = [node.name for node in select(inventory, limit=limit, exclude=exclude)]
+    gone = node_history.skipped(inventory.path, names)
+    for text in gone.values():
+        warn(text)
+    return ",".join(filter(None, (exclude, *gone))) or None
 
 
 def size(text: str | None) -> int | None:

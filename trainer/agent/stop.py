@@ -82,14 +82,16 @@ def _ask(plan: NodePlan, agents: List[Tuple[int, str]], *, save: bool, who: str,
         send(pid, Stat("", 0, start), signal.SIGUSR1)
     began = time.monotonic()
     answered = False
-    while running_agents(read_state(plan.logs)):
+    while True:
+        state = read_state(plan.logs)
+        if not running_agents(state):
+            return True
         now = time.monotonic()
-        answered = answered or read_state(plan.logs).get("state") in ("ending", *FINAL)
-        copying = LAST_COPIES if read_state(plan.logs).get("copying") else 0.0
+        answered = answered or state.get("state") in ("ending", *FINAL)
+        copying = LAST_COPIES if state.get("copying") else 0.0
         if now - began > (patience + copying if answered else min(ANSWER, patience)):
             return False
         _wait([pid for pid, _ in agents], LOOK if not answered else 1.0)
-    return True
 
 
 def _wait(pids: List[int], seconds: float) -> None:

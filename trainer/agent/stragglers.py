@@ -151,12 +151,21 @@ class Case(NamedTuple):
 
 
 class Track(NamedTuple):
-    """What is known: the first rounds of training, the last ones, how many there were, and the named rank."""
+    """What is known.
+
+    Attributes:
+        first: the first rounds of training.
+        last: the last ones.
+        rounds: how many there were.
+        named: the rank that was reported.
+        found: the slow rank in ``last``.
+    """
 
     first: Tuple[Round, ...] = ()
     last: Tuple[Round, ...] = ()
     rounds: int = 0
     named: Optional[Verdict] = None
+    found: Optional[Verdict] = None
 
 
 def advance(track: Track, new: Round) -> Tuple[Track, List[Tuple[Verdict, bool]]]:
@@ -170,6 +179,7 @@ def advance(track: Track, new: Round) -> Tuple[Track, List[Tuple[Verdict, bool]]
     if len(last) < CONSISTENT:
         return track, []
     named, found = track.named, judge(first, last)
+    track = track._replace(found=found)
     if named is not None and found is not None and (named.rank, named.cause) == (found.rank, found.cause):
         return track, []
     news = []
@@ -187,7 +197,7 @@ def consider(case: Case, track: Track, saved: Any) -> Tuple[Case, bool]:
 
     That is right after a checkpoint, so that few steps are repeated: ``saved`` identifies the newest one.
     """
-    found = judge(track.first, track.last) if len(track.last) == CONSISTENT else None
+    found = track.found
     if found is None or found.by < LOSS or found.cause not in NODES_OWN:
         return Case(), False
     last = case.verdict

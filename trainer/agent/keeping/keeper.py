@@ -75,7 +75,7 @@ class Keeper:
         self.names = control.all_nodes
         self.everyone = everyone(len(self.names), decision)
         self.position = self.members[plan.rank] if spare is None else spare
-        self.peers = PEERS if copies.peers is None else copies.peers
+        self.peers = peers_of(copies)
         self.asked = copies.peers is not None
         self._copies = copies
         self._threads: List[threading.Thread] = []
@@ -128,9 +128,9 @@ class Keeper:
         """Write the events of the threads."""
         while self._reports:
             event, fields = self._reports.popleft()
-            self._events.emit(event, **fields)
             if event == "copied":
-                self._state.set(copied=fields)
+                self._state.set(copied=fields)  # first: who sees the event may read the state at once
+            self._events.emit(event, **fields)
 
     def report(self, event: str, **fields: Any) -> None:
         """Let the main thread write an event."""
@@ -213,6 +213,11 @@ class Keeper:
                     self.notice("%s is not copied to this node: %s" % (generation.name, error))
             answer = dict(generation._asdict(), bytes=copied, seconds=round(time.monotonic() - began, 3), error=error)
             self.send(self.members[0], "copied", **answer)
+
+
+def peers_of(copies: Copies) -> int:
+    """How many other nodes should copy a node's files."""
+    return PEERS if copies.peers is None else copies.peers
 
 
 def everyone(count: int, decision: Dict[str, Any]) -> Tuple[int, ...]:

@@ -12,10 +12,8 @@ from ..run_files import NodePlan
 BUSY = 30.0  # seconds after which an offer is made although files still change: a program that is always saving
 DOUBTFUL = 60.0  # seconds after which a checkpoint that is not complete, or not recognised, is reported
 EARLY = 15.0  # seconds in which rank 0 waits for the offers of spares
-OFTEN, SELDOM = (
-    2.0,
-    60.0,
-)  # seconds between the offers of a spare in this time, and later: rank 0 may start, or reconnect
+# Seconds between the offers of a spare in this time, and later: rank 0 may start, or reconnect.
+OFTEN, SELDOM = 2.0, 60.0
 LARGE = 1 << 20  # bytes of files that are no known checkpoint, from which they are reported
 ENTRIES = 10_000  # files and folders that are examined for unknown files
 LOGS = (".log", ".jsonl", ".json", ".txt", ".csv", ".out", ".err", ".md", ".yaml", ".yml", ".png", ".html", ".wandb")

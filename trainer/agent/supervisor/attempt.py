@@ -28,7 +28,7 @@ from ..silence import SAVING
 from ..textfile import Textfile
 from ..tracker import HURRY, Death, Ending, Group, ProcessTracker, end_all
 from .control import Control
-from .decisions import KILLS, before_saving
+from .decisions import KILLS, own_checkpoints
 from .output import Output
 
 if TYPE_CHECKING:
@@ -320,7 +320,7 @@ class Attempt:
             if control.stop.save and self._ending is None:
                 if self._saving is None:
                     self._state.set(state="ending")
-                    self._before = before_saving(self._plan)
+                    self._before = own_checkpoints(self._plan)
                     patience = self._plan.data.save_patience
                     self._saving = Saving(self._tracker, command.running, self._plan.output, patience, now)
                 if self._saving.going(now):

@@ -68,8 +68,8 @@ Offers = Dict[int, Dict[str, Any]]
 MOST = 1 << 20  # processes of a run
 
 
-def _checkpoints(plan: NodePlan) -> Dict[str, Any]:
-    """This node's checkpoints, for ``selection.newest``."""
+def own_checkpoints(plan: NodePlan) -> Dict[str, Any]:
+    """This node's checkpoints and copies, as ``selection.newest`` takes them."""
     if plan.output is None:
         return {}
     from ..checkpoints import selection  # noqa: PLC0415 - a run that does not resume needs no checkpoints
@@ -84,7 +84,7 @@ def _checkpoints(plan: NodePlan) -> Dict[str, Any]:
 
 def offer_start(plan: NodePlan, number: int, resume: bool) -> Dict[str, Any]:
     """This node's offer for the meeting before attempt ``number``; ``resume``: with its checkpoints."""
-    found = _checkpoints(plan) if resume else {}
+    found = own_checkpoints(plan) if resume else {}
     offer = dict(found, processes=plan.data.processes)
     may_be_first = plan.rank == 0 or rosters.survives(plan.data)
     if plan.data.port is not None and may_be_first and (number > 1 or plan.rank):
@@ -168,7 +168,7 @@ def _with_ranks(offers: Offers, members: Sequence[int], processes: Sequence[int]
 
 def offer_end(plan: NodePlan, outcome: Dict[str, Any]) -> Dict[str, Any]:
     """This node's offer for the meeting after an attempt: its outcome and, after a stop, its checkpoints."""
-    found = _checkpoints(plan) if outcome["stopped"] else {}
+    found = own_checkpoints(plan) if outcome["stopped"] else {}
     return dict(found, outcome=outcome, before=outcome.get("before"), processes=plan.data.processes)
 
 
@@ -228,16 +228,6 @@ def saved_step(offers: Offers, last: Optional[int] = None) -> Optional[int]:
     if now.step is None:
         return last
     return now.step if earlier.step is None or now.step > earlier.step else None
-
-
-def own_checkpoints(plan: NodePlan) -> Dict[str, Any]:
-    """This node's checkpoints and copies, as ``selection.newest`` takes them."""
-    return _checkpoints(plan)
-
-
-def before_saving(plan: NodePlan) -> Dict[str, Any]:
-    """The checkpoints that exist before a stop that saves."""
-    return _checkpoints(plan)
 
 
 def _name(plan: NodePlan, position: int) -> str:

@@ -45,15 +45,14 @@ def run(plan: NodePlan, ready: Callable[[Dict[str, Any]], None], echo: Optional[
         return 1
     delete_request(plan.logs)
     adopt_orphans()
-    left = _end_earlier(plan)
-    if left.stuck:
-        text = "processes that an earlier agent of the run has left cannot be ended: %s" % ", ".join(
-            map(str, left.stuck)
-        )
-        ready({"started": False, "error": text})
+    # A new agent would take what an agent that was killed has left of the run for its own ranks.
+    ended = end_here(plan, GRACE) if read_state(plan.logs) else Ended(0, [])
+    if ended.left:
+        text = "processes that an earlier agent of the run has left cannot be ended: %s"
+        ready({"started": False, "error": text % ", ".join(map(str, ended.left))})
         return 1
-    if left.found:
-        earlier = "ended processes that an earlier agent of the run had left: %d" % left.found
+    if ended.found:
+        earlier = "ended processes that an earlier agent of the run had left: %d" % ended.found
         notice = "%s; %s" % (notice, earlier) if notice else earlier
     ours, theirs = os.pipe()
     guard = os.getpid()
@@ -63,26 +62,6 @@ def run(plan: NodePlan, ready: Callable[[Dict[str, Any]], None], echo: Optional[
         os._exit(_supervise(plan, ready, ours, guard, echo, notice))
     os.close(ours)
     return _Guard(plan, supervisor, echo).watch(ready)
-
-
-class _Left(NamedTuple):
-    """Processes of the run that were there before its agent: how many, and the pids that could not be ended."""
-
-    found: int
-    stuck: List[int]
-
-
-def _end_earlier(plan: NodePlan) -> _Left:
-    """End what an agent that was killed has left of this run. The new agent would take it for its own ranks."""
-    from ..tracker import Group, ProcessTracker, end_all  # noqa: PLC0415
-
-    if not read_state(plan.logs):
-        return _Left(0, [])
-    tracker = ProcessTracker(plan.run, plan.node, Group(plan.run, plan.node))
-    count = len(tracker.all())
-    stuck = end_all(tracker, GRACE) if count else []
-    tracker.close()
-    return _Left(count, stuck)
 
 
 def _supervise(
@@ -194,7 +173,7 @@ class _Guard:
         """End the run on this node, inform the others, and write the end."""
         report = threading.Thread(target=self._report, args=(text,), name="report", daemon=True)
         report.start()
-        left = end_here(self._plan, GRACE, adopter=os.getpid())
+        left = end_here(self._plan, GRACE, adopter=os.getpid()).left
         self._rescue()
         report.join(RETURN + 1)
         finish(self._plan, "failed", {"node": self._plan.node, "rank": None, "text": text}, left, self._echo)
@@ -228,14 +207,21 @@ class _Guard:
         link.close()
 
 
-def end_here(plan: NodePlan, grace: float, adopter: Optional[int] = None) -> Any:
-    """End every process of a run without a supervisor. Returns the pids that could not be ended."""
+class Ended(NamedTuple):
+    """How many processes of a run were found, and the pids of those that could not be ended."""
+
+    found: int
+    left: List[int]
+
+
+def end_here(plan: NodePlan, grace: float, adopter: Optional[int] = None) -> Ended:
+    """End every process of a run without a supervisor."""
     from ..tracker import Group, ProcessTracker, end_all  # noqa: PLC0415
 
     tracker = ProcessTracker(plan.run, plan.node, Group(plan.run, plan.node), adopter)
-    left = end_all(tracker, grace)
+    ended = Ended(len(tracker.all()), end_all(tracker, grace))
     tracker.close()
-    return left
+    return ended
 
 
 def finish(

@@ -210,7 +210,7 @@ class Supervisor:
         if data.link is None or (stop is not None and stop.who.startswith((SIGNAL, SLURM))):
             return
         from ..keeping.finishing import Finishing  # noqa: PLC0415 - only where copies are made
-        from ..keeping.keeper import PEERS, everyone  # noqa: PLC0415
+        from ..keeping.keeper import everyone, peers_of  # noqa: PLC0415
 
         members, plan = tuple(decision["members"]), self._plan
         if self._position in members:
@@ -222,10 +222,7 @@ class Supervisor:
         def meet(offer: Any, decide: Any, patience: float, going: Any, number: int) -> Dict[str, Any]:
             return self._link.meet(offer, decide, patience, going, first + number, tolerance)
 
-        count = min(
-            PEERS if data.copies.peers is None else data.copies.peers,
-            len(everyone(len(self._control.all_nodes), decision)) - 1,
-        )
+        count = min(peers_of(data.copies), len(everyone(len(self._control.all_nodes), decision)) - 1)
         about = (self._control, self._events, self._state)
         Finishing(self._plan, self._position, members, decision["world_size"], count, *about).run(offer, meet)
 
