@@ -22,28 +22,31 @@ from provision.checks.kit import (
 from provision.checks.kit.mounts import NETWORK, folders, lies, mount_of, mounts, nearest, plain
 from provision.render import quote
 
-# On a healthy node this takes one grep.
+# On a healthy node this takes one grep. A busy disk makes a process wait for a second or two.
 _DSTATE_PROBE = """\
 hung() {
     grep -hs '^[0-9]* (.*) D ' /proc/[0-9]*/stat
 }
-first=$(hung)
-if [ -n "$first" ]; then
+same=$(hung)
+for _ in 1 2 3 4; do
+    [ -n "$same" ] || break
     sleep 1
-    hung | while IFS= read -r line; do
-        # Equal to the last figure: it has not run in between, as a process of a busy node may have.
+    # Equal to the last figure: it has not run in between, as a process of a busy node may have.
+    same=$(hung | while IFS= read -r line; do
         case "
-$first
+$same
 " in *"
 $line
-"*) ;; *) continue ;; esac
-        pid=${line%% *}
-        parent=${line##*) D }
-        parent=${parent%% *}
-        line=${line#* }
-        [ "$parent" = 2 ] || echo "hung $pid $(cat "/proc/$pid/wchan" 2>/dev/null || echo 0) ${line% D *}"
-    done
-fi
+"*) printf "%s\\n" "$line" ;; esac
+    done)
+done
+[ -z "$same" ] || printf "%s\\n" "$same" | while IFS= read -r line; do
+    pid=${line%% *}
+    parent=${line##*) D }
+    parent=${parent%% *}
+    line=${line#* }
+    [ "$parent" = 2 ] || echo "hung $pid $(cat "/proc/$pid/wchan" 2>/dev/null || echo 0) ${line% D *}"
+done
 echo looked
 """
 _NETWORK = ("nfs", "rpc", "ceph", "cifs", "lustre", "fuse")
@@ -62,7 +65,7 @@ def dstate(answer: Answer) -> Judgement:
     """FAIL with the processes and, if known, the kernel function in which they wait.
 
     State D in /proc/PID/stat (proc_pid_stat(5)): a wait that no signal ends, usually for a disk or a server. It is
-    normal for a moment, so such a process is checked again a second later. Kernel threads (parent 2) are skipped.
+    normal for a moment, so such a process counts after four seconds in which it did not run. Kernel threads (parent 2) are skipped.
     ``wchan`` names the function that waits; it is 0 without the right to see it.
     """
     if "looked" not in answer.lines:

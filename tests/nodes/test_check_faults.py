@@ -100,9 +100,10 @@ def before_and_after(require_sandbox, tmp_path_factory):
 
 def findings(box, code):
     done = run("check", "--json", cwd=box.directory, timeout=280)
-    assert done.returncode == code, done.stderr
+    all_found = json.loads(done.stdout)["findings"]
+    assert done.returncode == code, (done.stderr, [each for each in all_found if each["verdict"] == "FAIL"])
     found = {}
-    for each in json.loads(done.stdout)["findings"]:
+    for each in all_found:
         found.setdefault(each["check"], {})[each["node"]] = each
     return found
 
