@@ -182,7 +182,7 @@ def train(
     copies_rate: str | None = None,
     save_to: str = "disk",
     save_every: str | None = None,
-    lost_after: float = 60.0,
+    lost_after: float | None = None,
     hang_after: float | None = None,
     on_hang: str = "stop",
     spares: int = 0,
@@ -225,7 +225,7 @@ def train(
         copies_rate: bytes per second of copies, such as ``200M``; None: 4 % of the network.
         save_to: where the program saves first, ``disk`` or ``memory``.
         save_every: ``auto`` or a time span such as ``10min``, see docs/goodput.md; None: as the trainer does.
-        lost_after: seconds of silence after which a node is lost.
+        lost_after: seconds of silence after which a node is lost; None: 60, or 20 with spares.
         hang_after: seconds without a step that count as a hang; None: from the run's speed.
         on_hang: what a hang does, ``stop`` or ``warn``.
         spares: how many further nodes replace lost ones, see docs/runs.md.
@@ -300,7 +300,7 @@ def rehearse(
     pattern: str | None = None,
     env: Mapping[str, str] | None = None,
     name: str | None = None,
-    lost_after: float = 60.0,
+    lost_after: float | None = None,
     hang_after: float | None = None,
     on_hang: str = "stop",
     exclude_bad: bool = False,
@@ -332,7 +332,7 @@ def rehearse(
         pattern: a regular expression that reads the lines of the training, see docs/metrics.md.
         env: variables of every process, in addition to the inventory's.
         name: part of the run's id.
-        lost_after: seconds of silence after which a node is lost.
+        lost_after: seconds of silence after which a node is lost; None: 60.
         hang_after: seconds without a step that count as a hang; None: from the run's speed.
         on_hang: what a hang does, ``stop`` or ``warn``.
         exclude_bad: continue without nodes that cannot take part.

@@ -65,8 +65,8 @@ def dstate(answer: Answer) -> Judgement:
     """FAIL with the processes and, if known, the kernel function in which they wait.
 
     State D in /proc/PID/stat (proc_pid_stat(5)): a wait that no signal ends, usually for a disk or a server. It is
-    normal for a moment, so such a process counts after four seconds in which it did not run. Kernel threads (parent 2) are skipped.
-    ``wchan`` names the function that waits; it is 0 without the right to see it.
+    normal for a moment, so such a process counts after four seconds in which it did not run. Kernel threads (parent 2)
+    are skipped. ``wchan`` names the function that waits; it is 0 without the right to see it.
     """
     if "looked" not in answer.lines:
         return unread(answer)

@@ -159,10 +159,8 @@ POLICY_OPTIONS: _Options = (
     number(
         "--lost-after",
         type=SECONDS,
-        default=60.0,
         metavar="SECONDS",
-        show_default=True,
-        help="Silence after which a node is lost.",
+        help="Silence after which a node is lost.  [default: 60; 20 with --spares]",
     ),
     number(
         "--hang-after",

@@ -19,7 +19,14 @@ from provision.tasks.notify import read_notify
 from provision.tasks.resume_arg import AskResume
 from provision.tasks.slurm import On
 from provision.tasks.start import Following
-from provision.tasks.train import ZERO_CHOICES, Policy, Training, active_nodes
+from provision.tasks.train import (
+    LOST_AFTER,
+    LOST_AFTER_WITH_SPARES,
+    ZERO_CHOICES,
+    Policy,
+    Training,
+    active_nodes,
+)
 from trainer.agent.contract.plan import COPIES, SPACE, Copies
 from trainer.bounds import Bound
 
@@ -83,7 +90,7 @@ def asked_training(
     zero: str | None = None,
     pattern: str | None = None,
     restarts: int = 0,
-    lost_after: float = 60.0,
+    lost_after: float | None = None,
     hang_after: float | None = None,
     on_hang: str = "stop",
     notify: str | None = None,
@@ -117,7 +124,7 @@ def asked_training(
         pattern=pattern,
         policy=Policy(
             restarts,
-            lost_after,
+            lost_after if lost_after is not None else LOST_AFTER_WITH_SPARES if spares else LOST_AFTER,
             hang_after,
             on_hang,
             Copies(copies, size(copies_space), size(copies_rate) or None, memory=save_to == "memory"),

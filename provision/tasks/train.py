@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG = "train.yaml"
 GRACE = 10.0
+LOST_AFTER = 60.0  # seconds
+LOST_AFTER_WITH_SPARES = 20.0  # waiting for a node that returns costs more than the next spare
 ZERO_CHOICES = ("0", "1", "2", "3", "2-offload", "3-offload")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")
 
@@ -63,7 +65,7 @@ class Policy:
     """
 
     restarts: int = 0
-    lost_after: float = 60.0
+    lost_after: float = LOST_AFTER
     hang_after: float | None = None
     hang_policy: str = "stop"
     copies: Copies = field(default_factory=Copies)

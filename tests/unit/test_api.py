@@ -62,7 +62,7 @@ EVERYTHING = {  # every argument that is part of the training, with the words of
     "env": ({"A": "1"}, "--env A=1"), "name": ("n", "--name n"), "restarts": (3, "--restarts 3"),
     "copies": (2, "--copies 2"), "copies_space": ("5G", "--copies-space 5G"),
     "copies_rate": ("6M", "--copies-rate 6M"), "save_to": ("memory", "--save-to memory"),
-    "save_every": ("10min", "--save-every 10min"), "lost_after": (20.0, "--lost-after 20"),
+    "save_every": ("10min", "--save-every 10min"), "lost_after": (25.0, "--lost-after 25"),
     "hang_after": (30.0, "--hang-after 30"), "on_hang": ("warn", "--on-hang warn"), "spares": (1, "--spares 1"),
     "min_nodes": (1, "--min-nodes 1"), "notify": ("cat", "--notify cat"), "expected": ("1-2", "--expected 1-2"),
     "detach": (True, "--detach"), "force": (True, "--force"), "zero": ("2", "--zero 2"),
@@ -114,6 +114,14 @@ def test_the_same_options_are_the_same_training(folder):
     assert (asked, nodes, env) == typed(train_command, *words)
     assert (nodes, env) == (["gpu02", "gpu03", "gpu04"], {"A": "1"})
     assert (asked.spares, asked.min_nodes, asked.policy.copies.peers, asked.policy.copies.memory) == (1, 1, 2, True)
+
+
+@pytest.mark.parametrize(("words", "seconds"), [((), 60), (("--spares", "1", "--nodes", "2"), 20)])
+def test_a_silent_node_is_lost_sooner_where_a_spare_waits(folder, words, seconds):
+    asked, _, _ = typed(train_command, *words)
+    assert asked.policy.lost_after == seconds
+    asked, _, _ = typed(train_command, *words, "--lost-after", "7")
+    assert asked.policy.lost_after == 7
 
 
 def test_the_other_options_are_the_same_training(folder):
