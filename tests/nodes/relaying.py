@@ -19,7 +19,6 @@ from provision.transfer import Options, Target, transfer
 ROOT = "/opt/it's a ünïx"  # the quote keeps a forced command from naming it: see PLAIN
 PLAIN = "/opt/a ünïx"
 LARGE = b"large \xff name"  # no UTF-8
-RANGE = 2 << 20
 
 
 _numbers = count(1)
@@ -31,17 +30,24 @@ def new_name():
 
 
 class Payload:
-    """A tree of about ``megabytes``: half in tar parts, half in one large file, as parts of both wire forms."""
+    """A tree of about ``megabytes``: half in tar parts, half in one large file, as parts of both wire forms.
 
-    def __init__(self, megabytes, seed=1):
+    Args:
+        megabytes: its size.
+        seed: of its bytes.
+        part: bytes of a part of the large file; a tar part is half as large again.
+    """
+
+    def __init__(self, megabytes, seed=1, *, part=2 << 20):
         chance = random.Random(seed)
         half = megabytes << 19
         self.files = {}  # path: (mode, mtime, content)
         self.keys = []
         tars = []
-        for number in range(max(1, half // (3 << 20))):
+        count = max(1, half // (part * 3 // 2))
+        for number in range(count):
             names = [f"dir {number}/ä {file}".encode() for file in range(20)]
-            size = half // max(1, half // (3 << 20)) // len(names)
+            size = half // count // len(names)
             added = {
                 os.fsdecode(name): (
                     0o755 if chance.random() < 0.5 else 0o444,
@@ -55,7 +61,7 @@ class Payload:
         large = chance.randbytes(half // 2) + bytes(half - half // 2)
         path = "sub dir/" + os.fsdecode(LARGE)
         self.files[path] = (0o444, 1_500_000_000, large)
-        ranges = [(f"r{at}", at, large[at : at + RANGE]) for at in range(0, half, RANGE)]
+        ranges = [(f"r{at}", at, large[at : at + part]) for at in range(0, half, part)]
         self.parts = {
             wire: tuple(
                 [Part(key, "tar", len(pack(data)), blocks(pack(data)), group="all") for key, data in tars]
