@@ -22,7 +22,7 @@ _NOT_CARRIED = frozenset({"__pycache__"})  # compiled again, without times
 def required(name: str) -> tuple[Distribution, ...]:
     """The direct and indirect requirements of ``name``, by name; without itself and without extras.
 
-    setuptools is omitted. A requirement with a marker is included if it is installed; otherwise its marker is false here.
+    setuptools is omitted. A requirement with a marker is included if it is installed: otherwise its marker is false.
 
     Raises:
         UsageError: ``name`` or a requirement is not installed.

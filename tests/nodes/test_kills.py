@@ -145,7 +145,7 @@ def test_ctrl_c_at_every_event_ends_cleanly(cluster):
         for node in ("node01", "node02"):
             # Stopped processes need a moment to exit; the command does not wait for them.
             wait_until(
-                lambda node=node: not cluster.processes(node, "[c]c_n cc_t"), f"event {event}: no script runs", 20
+                lambda node=node: not cluster.processes(node, "[c]c_n cc_t"), f"event {event}: no script runs", 60
             )
             assert ".lock" not in on(cluster.box, node, "ls", "-A", f"{ROOT}/releases"), f"event {event}"
         if code == 0:  # there is no such event: it was done before
@@ -263,7 +263,7 @@ def test_a_signal_while_a_deploy_sets_up_services_ends_cleanly(cluster, tmp_path
         assert code == 130, message
         assert "interrupted\ntry: clusterctl deploy" in message
     for node in ("node01", "node02"):
-        wait_until(lambda node=node: not waiting(box, node, lock), f"{node}: no script holds the lock", 20)
+        wait_until(lambda node=node: not waiting(box, node, lock), f"{node}: no script holds the lock", 60)
         assert ".lock" not in on(box, node, "ls", "-A", f"{ROOT}/releases")
     assert run("services", "apply", cwd=folder).returncode == 0
     assert "BEGIN clusterctl" in on(box, "node01", "cat", "/etc/hosts")

@@ -40,7 +40,7 @@ def make(make_sandbox, monkeypatch):
     def made(count, **options):
         box = make_sandbox(count, **options)
         inventory = inventory_file.load(box.inventory)
-        inventory = replace(inventory, ssh=replace(inventory.ssh, timeout=2.0))
+        inventory = replace(inventory, ssh=replace(inventory.ssh, timeout=4.0))
         pools.append(connections := Connections(inventory))
         return Nodes(box, inventory, connections)
 
