@@ -134,12 +134,13 @@ class Nodes:
     def traces(self, *names):
         """Traces of a relay that must not remain on a node: keys, lines, and processes, after a moment to exit."""
         for _ in range(30):
-            if not (found := self._traces(*names)):
+            if not (found := self.left(*names)):
                 break
             time.sleep(0.1)
         return found
 
-    def _traces(self, *names):
+    def left(self, *names):
+        """The traces of this moment, by node."""
         found = {}
         for name in names or self.names:
             root = self.box.node_root(name)
@@ -147,9 +148,8 @@ class Nodes:
             lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
             found[name] = [line for line in lines if " clusterctl-relay:" in line]
             found[name] += [str(path) for path in (root / "dev/shm").iterdir()]
-            for word in ("transfer/receive", "clusterctl-relay"):
-                found[name] += processes(self.box, name, word)
-        return {name: each for name, each in found.items() if each}
+        running = processes_of(self.box, found, "transfer/receive", "clusterctl-relay")
+        return {name: both for name, each in found.items() if (both := each + running[name])}
 
     def identical(self, payload, *names):
         wrong = {name: paths for name, paths in self.differing(payload, *names).items() if paths}
@@ -158,12 +158,19 @@ class Nodes:
 
 def processes(box, name, word):
     """Pids on this machine of a node's processes whose command line contains a word."""
-    inside = Path(f"/proc/{box.init_process(name).pid}/ns/pid").readlink()
-    found = []
+    return processes_of(box, [name], word)[name]
+
+
+def processes_of(box, names, *words):
+    """By node, such pids for any of the words."""
+    node = {Path(f"/proc/{box.init_process(name).pid}/ns/pid").readlink(): name for name in names}
+    found = {name: [] for name in names}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has exited
-            if (path / "ns/pid").readlink() == inside and word.encode() in (path / "cmdline").read_bytes():
-                found.append(int(path.name))
+            if name := node.get((path / "ns/pid").readlink()):
+                line = (path / "cmdline").read_bytes()
+                if any(word.encode() in line for word in words):
+                    found[name].append(int(path.name))
     return found
 
 

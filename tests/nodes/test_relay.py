@@ -182,7 +182,7 @@ def test_a_shared_home_is_left_unchanged(cluster, tmp_path):
 
 def test_the_next_run_removes_leftovers_of_a_killed_one(nodes):
     _leave_traces(nodes)
-    assert set(nodes.traces()) == {"node02"}
+    assert set(nodes.left()) == {"node02"}
     nodes.send(SMALL, nodes.targets("node01", "node02"))  # directly
     assert nodes.traces() == {}
     _leave_traces(nodes)
@@ -190,7 +190,7 @@ def test_the_next_run_removes_leftovers_of_a_killed_one(nodes):
     assert nodes.traces() == {}
     _leave_traces(nodes)
     assert _clean(nodes, "/opt/elsewhere") == dict.fromkeys(nodes.names)
-    assert set(nodes.traces()) == {"node02"}
+    assert set(nodes.left()) == {"node02"}
     assert _clean(nodes, nodes.root) == dict.fromkeys(nodes.names)
     assert nodes.traces() == {}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from relaying import Nodes, Payload, kill
+from training import wait_until
 
 from provision import inventory as inventory_file
 from provision.model import Notice, Progress
@@ -23,7 +24,7 @@ from provision.ssh.remote import Connections
 from provision.transfer import chain, clean, keys, prepare
 
 PAYLOAD = Payload(16)
-SMALL = Payload(6, part=1 << 20)  # where nothing fails in the middle
+SMALL = Payload(6, part=1 << 20)  # where the number of bytes that are sent again is not the subject
 UNIT = 1 << 20  # a node starts about ten processes for each
 SPARE = 1
 HOP = 4 << 20  # what may be on its way between two nodes: the unit that waits, ssh's window of 2 MiB, pipes
@@ -129,9 +130,9 @@ def test_hanging_node(make):
         kill(nodes.box, "node02", "transfer/receive", signal.SIGSTOP)
 
     when = When(0.3, stop)
-    done = nodes.send(PAYLOAD, unit=UNIT, emit=when, stall=3)
+    done = nodes.send(SMALL, unit=UNIT // 2, emit=when, stall=3)
     assert set(done.errors.values()) == {None}, when.notices
-    assert nodes.identical(PAYLOAD)
+    assert nodes.identical(SMALL)
     # Of a node and the one behind it, whose reports pass through it, either may seem to be the cause.
     assert any("sent no report for" in text for text in when.notices), when.notices
     assert nodes.traces() == {}
@@ -174,11 +175,11 @@ def test_broken_lane_keeps_the_lock_without_the_system_ssh(make, monkeypatch):
     session = Session(nodes.inventory, connections=nodes.connections)
     with session.locked(Lock(f"{nodes.root}/x.lock")):
         before = [path.read_text() for path in owner]
-        done = nodes.send(PAYLOAD, unit=UNIT, emit=when, stall=3)
+        done = nodes.send(SMALL, unit=UNIT // 2, emit=when, stall=3)
         assert [path.read_text() for path in owner] == before
     assert when.act is None
     assert set(done.errors.values()) == {None}, when.notices
-    assert nodes.identical(PAYLOAD)
+    assert nodes.identical(SMALL)
     assert any("sent no report for" in text for text in when.notices), when.notices
     assert not any(path.exists() for path in owner)
     assert nodes.traces() == {}
@@ -217,8 +218,7 @@ def test_controller_is_killed_and_runs_again(make, relay, again):
             if done > 0.6 * total:
                 break
         controller.kill()
-    left = nodes.traces()
-    assert all("clusterctl-relay:" in str(path) for paths in left.values() for path in paths), left
+    wait_until(lambda: _has_only_keys(nodes), "no process of the relay is left", 60)
     once = _uplink(nodes) - before
     done = nodes.send(PAYLOAD, unit=UNIT, relay=relay)
     assert set(done.errors.values()) == {None}
@@ -227,6 +227,10 @@ def test_controller_is_killed_and_runs_again(make, relay, again):
     assert once >= 0.5 * copies
     assert _uplink(nodes) - before <= 1.05 * copies + again
     assert nodes.traces() == {}
+
+
+def _has_only_keys(nodes):
+    return all(" clusterctl-relay:" in each for found in nodes.left().values() for each in found)
 
 
 def _uplink(nodes):
