@@ -230,7 +230,7 @@ def test_controller_is_killed_and_runs_again(make, relay, again):
 
 
 def _has_only_keys(nodes):
-    return all(" clusterctl-relay:" in each for found in nodes.left().values() for each in found)
+    return all(" clusterctl-relay:" in str(each) for found in nodes.left().values() for each in found)
 
 
 def _uplink(nodes):
