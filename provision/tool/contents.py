@@ -38,7 +38,8 @@ _NAME = "clusterctl"
 # Parts of the standard library that are omitted: tests, windows, installers, and additions of distributions.
 _OMITTED = frozenset({
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtle.py", "turtledemo",
-    "ensurepip", "EXTERNALLY-MANAGED", "sitecustomize.py", "usercustomize.py", "_distutils_system_mod.py",
+    "ensurepip", "distutils", "lib2to3", "pydoc_data", "EXTERNALLY-MANAGED", "sitecustomize.py", "usercustomize.py",
+    "_distutils_system_mod.py",
 })  # fmt: skip
 _OMITTED_STARTS = ("config-", "_test", "_ctypes_test", "_xx", "xxlimited", "libpython")
 _OMITTED_ENDS = (".pyc", ".a", ".exe")

@@ -15,13 +15,14 @@ from provision.errors import UsageError
 _HINT = "python3 -m venv FOLDER && FOLDER/bin/pip install clusterctl; then FOLDER/bin/clusterctl pack-tool"
 _NAME = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[([^\]]*)\])?")  # PEP 508: a name and its extras
 _EXTRA = re.compile(r"\bextra\s*==\s*[\"']([^\"']+)")
+_NOT_NEEDED = frozenset({"setuptools"})  # conda-pack requires it for its archives on Windows
 _NOT_CARRIED = frozenset({"__pycache__"})  # compiled again, without times
 
 
 def required(name: str) -> tuple[Distribution, ...]:
     """The direct and indirect requirements of ``name``, by name; without itself and without extras.
 
-    A requirement with a marker is included if it is installed; otherwise its marker is false here.
+    setuptools is omitted. A requirement with a marker is included if it is installed: otherwise its marker is false.
 
     Raises:
         UsageError: ``name`` or a requirement is not installed.
@@ -41,7 +42,7 @@ def required(name: str) -> tuple[Distribution, ...]:
             assert match is not None, text
             extra_names = (each.strip() for each in (match[2] or "").split(","))
             item = (normalized(match[1]), frozenset(filter(None, extra_names)))
-            if item in seen or (marker and not is_installed(item[0])):
+            if item in seen or item[0] in _NOT_NEEDED or (marker and not is_installed(item[0])):
                 continue
             seen.add(item)
             todo.append(item)

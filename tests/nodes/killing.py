@@ -1,57 +1,33 @@
-"""Runs one deploy and kills it: ``killing.py FOLDER BUNDLE EVENT [SIGNAL [WORD...]]``.
+"""A command that gets a signal at one of its events: the start or the end of a stage.
 
-EVENT is the number of the event at which the signal comes. Without SIGNAL it is SIGKILL, and no command line is around
-the deploy; with one it is the command, as users type it, or the command of the WORDs.
-Events are the starts and ends of stages: the number of progress events depends on the machine's speed. With
-EVENT 0 nothing is killed, and for each event "started" or "finished" is printed.
+The number of progress events depends on the machine's speed, so they do not count.
 """
 
-import os
-import signal
-import sys
-from pathlib import Path
-
-from provision.cli import main as clusterctl
-from provision.inventory import load
+FIRST = """
+import os, sys
 from provision.model import StageFinished, StageStarted
 from provision.output import Reporter
-from provision.session import Session
-from provision.tasks.deploy import deploy
+
+events = []
+shown = Reporter.__call__
+
+def show(reporter, event):
+    shown(reporter, event)
+    if isinstance(event, StageStarted | StageFinished):
+        events.append(event)
+        print("event", type(event).__name__, file=sys.stderr)
+        if len(events) == {event}:
+            os.kill(os.getpid(), {number})
+
+Reporter.__call__ = show
+"""
 
 
-def command(folder: Path, words: list[str], wanted: int, number: signal.Signals) -> None:
-    events = []
-    shown = Reporter.__call__
+def signal_at(event, number):
+    """Python that runs before a command, as ``command.run`` and ``forked.Command`` take it.
 
-    def show(reporter, event) -> None:
-        shown(reporter, event)
-        if isinstance(event, StageStarted | StageFinished):
-            events.append(event)
-            if len(events) == wanted:
-                os.kill(os.getpid(), number)
-
-    Reporter.__call__ = show
-    os.chdir(folder)
-    clusterctl(words)
-
-
-def main() -> None:
-    folder, bundle, wanted = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    if sys.argv[4:]:
-        command(folder, sys.argv[5:] or ["deploy", str(bundle)], wanted, signal.Signals[sys.argv[4]])
-    inventory = load(folder / "inventory.yaml")
-    events = []
-
-    def emit(event) -> None:
-        if isinstance(event, StageStarted | StageFinished):
-            events.append(event)
-        if len(events) == wanted:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    with Session(inventory, emit=emit) as session:
-        deploy(session, bundle)
-    sys.stdout.write(" ".join("started" if isinstance(event, StageStarted) else "finished" for event in events))
-
-
-if __name__ == "__main__":
-    main()
+    Args:
+        event: the number of the event at which the signal comes, from 1; 0: it never comes.
+        number: the signal.
+    """
+    return FIRST.format(event=event, number=int(number))

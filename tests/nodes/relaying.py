@@ -19,7 +19,6 @@ from provision.transfer import Options, Target, transfer
 ROOT = "/opt/it's a ünïx"  # the quote keeps a forced command from naming it: see PLAIN
 PLAIN = "/opt/a ünïx"
 LARGE = b"large \xff name"  # no UTF-8
-RANGE = 2 << 20
 
 
 _numbers = count(1)
@@ -31,17 +30,24 @@ def new_name():
 
 
 class Payload:
-    """A tree of about ``megabytes``: half in tar parts, half in one large file, as parts of both wire forms."""
+    """A tree of about ``megabytes``: half in tar parts, half in one large file, as parts of both wire forms.
 
-    def __init__(self, megabytes, seed=1):
+    Args:
+        megabytes: its size.
+        seed: of its bytes.
+        part: bytes of a part of the large file; a tar part is half as large again.
+    """
+
+    def __init__(self, megabytes, seed=1, *, part=2 << 20):
         chance = random.Random(seed)
         half = megabytes << 19
         self.files = {}  # path: (mode, mtime, content)
         self.keys = []
         tars = []
-        for number in range(max(1, half // (3 << 20))):
+        count = max(1, half // (part * 3 // 2))
+        for number in range(count):
             names = [f"dir {number}/ä {file}".encode() for file in range(20)]
-            size = half // max(1, half // (3 << 20)) // len(names)
+            size = half // count // len(names)
             added = {
                 os.fsdecode(name): (
                     0o755 if chance.random() < 0.5 else 0o444,
@@ -55,7 +61,7 @@ class Payload:
         large = chance.randbytes(half // 2) + bytes(half - half // 2)
         path = "sub dir/" + os.fsdecode(LARGE)
         self.files[path] = (0o444, 1_500_000_000, large)
-        ranges = [(f"r{at}", at, large[at : at + RANGE]) for at in range(0, half, RANGE)]
+        ranges = [(f"r{at}", at, large[at : at + part]) for at in range(0, half, part)]
         self.parts = {
             wire: tuple(
                 [Part(key, "tar", len(pack(data)), blocks(pack(data)), group="all") for key, data in tars]
@@ -128,12 +134,13 @@ class Nodes:
     def traces(self, *names):
         """Traces of a relay that must not remain on a node: keys, lines, and processes, after a moment to exit."""
         for _ in range(30):
-            if not (found := self._traces(*names)):
+            if not (found := self.left(*names)):
                 break
             time.sleep(0.1)
         return found
 
-    def _traces(self, *names):
+    def left(self, *names):
+        """The traces of this moment, by node."""
         found = {}
         for name in names or self.names:
             root = self.box.node_root(name)
@@ -141,9 +148,8 @@ class Nodes:
             lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
             found[name] = [line for line in lines if " clusterctl-relay:" in line]
             found[name] += [str(path) for path in (root / "dev/shm").iterdir()]
-            for word in ("transfer/receive", "clusterctl-relay"):
-                found[name] += processes(self.box, name, word)
-        return {name: each for name, each in found.items() if each}
+        running = processes_of(self.box, found, "transfer/receive", "clusterctl-relay")
+        return {name: both for name, each in found.items() if (both := each + running[name])}
 
     def identical(self, payload, *names):
         wrong = {name: paths for name, paths in self.differing(payload, *names).items() if paths}
@@ -152,12 +158,19 @@ class Nodes:
 
 def processes(box, name, word):
     """Pids on this machine of a node's processes whose command line contains a word."""
-    inside = Path(f"/proc/{box.init_process(name).pid}/ns/pid").readlink()
-    found = []
+    return processes_of(box, [name], word)[name]
+
+
+def processes_of(box, names, *words):
+    """By node, such pids for any of the words."""
+    node = {Path(f"/proc/{box.init_process(name).pid}/ns/pid").readlink(): name for name in names}
+    found = {name: [] for name in names}
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has exited
-            if (path / "ns/pid").readlink() == inside and word.encode() in (path / "cmdline").read_bytes():
-                found.append(int(path.name))
+            if name := node.get((path / "ns/pid").readlink()):
+                line = (path / "cmdline").read_bytes()
+                if any(word.encode() in line for word in words):
+                    found[name].append(int(path.name))
     return found
 
 

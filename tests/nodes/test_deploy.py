@@ -6,11 +6,11 @@ import re
 import select
 import shlex
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
-from command import CLUSTERCTL, run
+from command import run
+from forked import Command
 from tiny_env import NASTY, as_trainer, inventory, make_env, on, pack
 
 from provision import sandbox as sandboxes
@@ -128,23 +128,15 @@ def test_deploy_interrupted_while_sending_changes_nothing_and_can_be_repeated(sl
     box, bundle = slow
     root = f"/opt/{how.name}"
     folder = inventory(box, tmp_path / "i", prefix=f"{root}/current")
-    child = subprocess.Popen(
-        [CLUSTERCTL, "deploy", bundle],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    child = Command("deploy", bundle, cwd=folder)
     releases = Path(box.node_root("node01"), f"{root[1:]}/releases")
     while not any(releases.glob(".transfer-*/units/*")):  # the stream has started to arrive
-        assert child.poll() is None, child.communicate()[0]
+        assert child.poll() is None, child.stderr
         select.select([], [], [], 0.02)
     child.send_signal(how)
-    printed = child.communicate(timeout=30)[0]
-    assert child.returncode == (-how if how == signal.SIGKILL else 130)
+    assert child.wait() == (-how if how == signal.SIGKILL else 130)
     if how != signal.SIGKILL:
-        assert "try: clusterctl deploy" in printed
+        assert "try: clusterctl deploy" in child.stderr
     assert not (releases.parent / "current").is_symlink()
     again = run("deploy", bundle, cwd=folder)
     assert again.returncode == 0, again.stderr

@@ -75,7 +75,7 @@ def place(box, tmp_path):
 
 
 def _impatient(text):
-    return text.replace("ssh: {", "ssh: {timeout: 2, ")
+    return text.replace("ssh: {", "ssh: {timeout: 4, ")
 
 
 def deploy(folder, bundle, *more, first=SMALL):

@@ -9,14 +9,14 @@ import contextlib
 import itertools
 import os
 import random
+import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from command import run
+from forked import Command
+from killing import signal_at
 from tiny_env import inventory, make_env, on, pack
 from training import wait_until
 
@@ -32,7 +32,6 @@ from provision.tasks.releases import prune, rollback, verify_release
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(1200)]
 
-KILLING = Path(__file__).with_name("killing.py")
 MOMENTS = int(os.environ.get("CLUSTERCTL_MOMENTS", "3"))  # 100 before a release
 ROOT = "/opt/kills"
 
@@ -58,8 +57,12 @@ class Cluster:
 
     def forget(self):
         """Back to the old release alone."""
-        do(self.inventory, rollback, self.old_id)
-        do(self.inventory, prune, 1)
+        with Session(self.inventory) as session:
+            self._forget(session)
+
+    def _forget(self, session):
+        rollback(session, self.old_id)
+        prune(session, 1)
 
     def check(self, note):
         """One of the two releases is current and runs; the rerun completes, and then everything is OK."""
@@ -71,17 +74,21 @@ class Cluster:
             on(self.box, node, "env", "-i", f"{ROOT}/releases/{self.old_id}/bin/tool")
         result = self.deploy(self.new)
         assert set(result.states.values()) <= {"deployed", "unchanged"}, note
-        findings = do(self.inventory, verify_release).findings
-        assert [finding.verdict for finding in findings] == ["OK", "OK"], (note, findings)
+        with Session(self.inventory) as session:  # one login for what follows
+            findings = verify_release(session).findings
+            assert [finding.verdict for finding in findings] == ["OK", "OK"], (note, findings)
+            self._check_files(note)
+            self._forget(session)  # takes over what a killed script still holds
+        for node in ("node01", "node02"):
+            assert ".lock" not in on(self.box, node, "ls", "-A", f"{ROOT}/releases"), note
+
+    def _check_files(self, note):
         for node in ("node01", "node02"):
             left = set(on(self.box, node, "ls", "-A", f"{ROOT}/releases").split())
             expected = {f"{name}{end}" for name in (self.old_id, self.new_id) for end in ("", ".ok")}
             assert left - {".lock"} == {".clusterctl", ".history", *expected}, note
             keys = self.box.enter(node, ["cat", "/root/.ssh/authorized_keys"]).stdout
             assert "clusterctl-relay" not in keys, note
-        self.forget()  # takes over what a killed script still holds
-        for node in ("node01", "node02"):
-            assert ".lock" not in on(self.box, node, "ls", "-A", f"{ROOT}/releases"), note
 
     def processes(self, node, words):
         """The ids, inside the node, of processes whose command line holds ``words``."""
@@ -105,46 +112,43 @@ def cluster(tmp_path_factory, require_sandbox):
         yield Cluster(box, folder, *bundles)
 
 
-def start(cluster, event=0, *number):
-    return subprocess.Popen(
-        [sys.executable, KILLING, cluster.folder, cluster.new, str(event), *number],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(cluster, event=0, number=signal.SIGKILL):
+    return Command("deploy", cluster.new, cwd=cluster.folder, first=signal_at(event, number))
+
+
+def ended(child):
+    """The exit code and the messages of a command."""
+    code = child.wait(120)
+    assert "Traceback" not in child.stderr
+    return code, child.stderr
 
 
 def test_the_controller_is_killed_at_every_stage(cluster):
     """The start of a stage, after the last one's end: a stage's end and the next one's start leave the same state."""
-    whole = start(cluster)
-    out, err = whole.communicate(timeout=120)
-    assert whole.returncode == 0, err
+    code, err = ended(start(cluster))
+    assert code == 0, err
     cluster.forget()
-    events = out.split()
-    assert events.count("started") >= 5
-    moments = [number for number, kind in enumerate(events, 1) if kind == "started"] + [len(events)]
+    events = re.findall(r"^event (\w+)$", err, re.MULTILINE)
+    assert events.count("StageStarted") >= 5
+    moments = [number for number, kind in enumerate(events, 1) if kind == "StageStarted"] + [len(events)]
     for event in moments:
-        child = start(cluster, event)
-        child.communicate(timeout=120)
-        assert child.returncode == -signal.SIGKILL
+        code, err = ended(start(cluster, event))
+        assert code == -signal.SIGKILL, err
         cluster.check(f"event {event} of {len(events)}")
 
 
 def test_ctrl_c_at_every_event_ends_cleanly(cluster):
     for event in itertools.count(1):
-        child = start(cluster, event, ("SIGINT", "SIGTERM")[event % 2])
-        _, err = child.communicate(timeout=120)
-        assert child.returncode in {0, 130}, err
-        assert ("interrupted\ntry: clusterctl deploy" in err) == (child.returncode == 130), err
-        assert "Traceback" not in err
+        code, err = ended(start(cluster, event, (signal.SIGINT, signal.SIGTERM)[event % 2]))
+        assert code in {0, 130}, err
+        assert ("interrupted\ntry: clusterctl deploy" in err) == (code == 130), err
         for node in ("node01", "node02"):
             # Stopped processes need a moment to exit; the command does not wait for them.
             wait_until(
-                lambda node=node: not cluster.processes(node, "[c]c_n cc_t"), f"event {event}: no script runs", 20
+                lambda node=node: not cluster.processes(node, "[c]c_n cc_t"), f"event {event}: no script runs", 60
             )
             assert ".lock" not in on(cluster.box, node, "ls", "-A", f"{ROOT}/releases"), f"event {event}"
-        if child.returncode == 0:  # there is no such event: it was done before
+        if code == 0:  # there is no such event: it was done before
             break
     assert event > 10
     cluster.check("done")
@@ -189,17 +193,14 @@ def test_a_process_is_killed_at_random_moments(cluster):
     seed = int(os.environ.get("CLUSTERCTL_SEED", time.time()))
     chance = random.Random(seed)
     began = time.monotonic()
-    whole = start(cluster)
-    whole.communicate(timeout=120)
-    assert whole.returncode == 0
+    assert ended(start(cluster))[0] == 0
     longest = time.monotonic() - began
     cluster.forget()
     for moment in range(MOMENTS):
         victim = ("controller", "sshd", "script")[moment % 3]
-        delay = chance.uniform(0.25, 1.0) * longest  # before, Python only imports
+        delay = chance.uniform(0, 1) * longest
         child = start(cluster)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=delay)
+        time.sleep(delay)
         node = chance.choice(("node01", "node02"))
         if victim == "controller":
             child.kill()
@@ -208,7 +209,7 @@ def test_a_process_is_killed_at_random_moments(cluster):
             found = cluster.processes(node, words)
             if found:
                 cluster.box.enter(node, ["sh", "-c", 'kill -9 "$@" 2>/dev/null', "sh", *found])
-        child.communicate(timeout=120)
+        child.wait(120)
         cluster.check(f"seed {seed}, moment {moment}: {victim} on {node} after {delay:.3f} s")
 
 
@@ -249,29 +250,20 @@ def test_a_signal_while_a_deploy_sets_up_services_ends_cleanly(cluster, tmp_path
     """Before the scripts start, when they are done, and while one waits on a node for the lock of the services."""
     box, lock = cluster.box, "/var/lib/clusterctl/lock"
     folder = inventory(box, tmp_path / "services", prefix=f"{ROOT}/current", extra="services:\n  hosts:\n")
-    command = [sys.executable, KILLING, folder, cluster.new]
     hold = f"mkdir -p {lock.rpartition('/')[0]}; exec 9>{lock}; flock 9; echo $$ >/root/pid; exec sleep 250"
     on(box, "node01", "sh", "-c", f"sh -c '{hold}' </dev/null >/dev/null 2>&1 & until [ -s /root/pid ]; do :; done")
-    # The event never comes: the signal does, once node01's script waits.
-    with subprocess.Popen(
-        [*command, "99", "SIGTERM"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as child:
-        wait_until(lambda: len(waiting(box, "node01", lock)) > 1, "a script waits for the lock", 60)
-        child.send_signal(signal.SIGTERM)
-        _, err = child.communicate(timeout=60)
+    child = Command("deploy", cluster.new, cwd=folder)
+    wait_until(lambda: len(waiting(box, "node01", lock)) > 1, "a script waits for the lock", 60)
+    child.send_signal(signal.SIGTERM)
+    results = [ended(child)]
     on(box, "node01", "sh", "-c", "kill $(cat /root/pid); rm /root/pid")
-    ended = [(child.returncode, err)]
-    for event, number in (("1", "SIGINT"), ("2", "SIGTERM")):
-        done = subprocess.run(
-            [*command, event, number], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
-        ended.append((done.returncode, done.stderr))
-    for code, message in ended:
+    for event, number in ((1, signal.SIGINT), (2, signal.SIGTERM)):
+        results.append(ended(Command("deploy", cluster.new, cwd=folder, first=signal_at(event, number))))
+    for code, message in results:
         assert code == 130, message
         assert "interrupted\ntry: clusterctl deploy" in message
-        assert "Traceback" not in message
     for node in ("node01", "node02"):
-        wait_until(lambda node=node: not waiting(box, node, lock), f"{node}: no script holds the lock", 20)
+        wait_until(lambda node=node: not waiting(box, node, lock), f"{node}: no script holds the lock", 60)
         assert ".lock" not in on(box, node, "ls", "-A", f"{ROOT}/releases")
     assert run("services", "apply", cwd=folder).returncode == 0
     assert "BEGIN clusterctl" in on(box, "node01", "cat", "/etc/hosts")

@@ -17,9 +17,10 @@ from provision.model import Progress
 from provision.ssh.remote import Connections
 from provision.transfer import clean, keys
 
-PAYLOAD = Payload(12)
+MB = 1 << 20
+PAYLOAD = Payload(6, part=MB)  # two tar parts and three of a file
 SMALL = Payload(1)
-UNIT = 1 << 19
+UNIT = MB // 4
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +182,7 @@ def test_a_shared_home_is_left_unchanged(cluster, tmp_path):
 
 def test_the_next_run_removes_leftovers_of_a_killed_one(nodes):
     _leave_traces(nodes)
-    assert set(nodes.traces()) == {"node02"}
+    assert set(nodes.left()) == {"node02"}
     nodes.send(SMALL, nodes.targets("node01", "node02"))  # directly
     assert nodes.traces() == {}
     _leave_traces(nodes)
@@ -189,7 +190,7 @@ def test_the_next_run_removes_leftovers_of_a_killed_one(nodes):
     assert nodes.traces() == {}
     _leave_traces(nodes)
     assert _clean(nodes, "/opt/elsewhere") == dict.fromkeys(nodes.names)
-    assert set(nodes.traces()) == {"node02"}
+    assert set(nodes.left()) == {"node02"}
     assert _clean(nodes, nodes.root) == dict.fromkeys(nodes.names)
     assert nodes.traces() == {}
 
@@ -240,7 +241,7 @@ def test_a_damaged_source_aborts_every_stream(nodes):
 
     parts = list(PAYLOAD.parts["plain"])
     parts[1] = replace(parts[1], blocks=damaged)
-    payload = Payload(12)
+    payload = Payload(6, part=MB)
     payload.parts = {"plain": tuple(parts)}
     with pytest.raises(BundleError, match="chunk 1"):
         nodes.send(payload, unit=UNIT)
