@@ -19,7 +19,8 @@ from provision.session import Session
 from provision.tasks.deploy import deploy
 
 
-def command(folder: Path, words: list[str], wanted: int, number: signal.Signals) -> None:
+def signal_at(wanted: int, name: str) -> None:
+    """Make the command line of this process send itself a signal at an event."""
     events = []
     shown = Reporter.__call__
 
@@ -28,17 +29,23 @@ def command(folder: Path, words: list[str], wanted: int, number: signal.Signals)
         if isinstance(event, StageStarted | StageFinished):
             events.append(event)
             if len(events) == wanted:
-                os.kill(os.getpid(), number)
+                os.kill(os.getpid(), signal.Signals[name])
 
     Reporter.__call__ = show
-    os.chdir(folder)
-    clusterctl(words)
+
+
+def first(wanted: int, name: str) -> str:
+    """The same as Python for ``command.run``, whose processes need not import ``clusterctl`` again."""
+    folder = str(Path(__file__).parent)
+    return f"import sys; sys.path.append({folder!r}); import killing; killing.signal_at({wanted}, {name!r})"
 
 
 def main() -> None:
     folder, bundle, wanted = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
     if sys.argv[4:]:
-        command(folder, sys.argv[5:] or ["deploy", str(bundle)], wanted, signal.Signals[sys.argv[4]])
+        signal_at(wanted, sys.argv[4])
+        os.chdir(folder)
+        clusterctl(sys.argv[5:] or ["deploy", str(bundle)])
     inventory = load(folder / "inventory.yaml")
     events = []
 

@@ -9,9 +9,8 @@ import json
 import os
 import signal
 import subprocess
-import sys
-from pathlib import Path
 
+import killing
 import pytest
 from command import CLUSTERCTL, run
 from tiny_env import inventory, on, pack
@@ -21,7 +20,6 @@ from provision import sandbox as sandboxes
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(900)]
 
-KILLING = Path(__file__).with_name("killing.py")
 ROOT = "/opt/interrupted"
 LAUNCHER = """\
 import os, sys
@@ -62,14 +60,7 @@ class Cluster:
     def interrupted(self, event, number, steps):
         """``train``, with a signal at an event: the exit code and what it printed."""
         words = ("train", "--nodes", "2", "train.py", "--", str(steps))
-        done = subprocess.run(
-            [sys.executable, KILLING, self.folder, "-", str(event), number, *words],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        done = run(*words, cwd=self.folder, first=killing.first(event, number))
         return done.returncode, done.stdout + done.stderr
 
     def logged(self, known, text):
