@@ -167,30 +167,37 @@ def losses(lines):
     return {line["current_steps"]: line["loss"] for line in lines}
 
 
-def test_a_stop_that_saves_a_resume_with_the_same_losses_and_a_killed_torchrun(box, training_nodes, trained):
-    """The resume starts from the step that the stop has saved. A rank is killed in test_run_proofs.py."""
-    config = training_nodes.config("saving.yaml", enable_jit_checkpoint="true", save_steps=5, max_steps=100000)
-    first = training_nodes.start("train", "--nodes", "2", config, until=r"checkpoint-5\b")
+def test_a_killed_rank_a_stop_that_saves_and_a_killed_torchrun(box, training_nodes, trained):
+    """The same losses after a resume; the next resume starts from the step that a stop has saved."""
+    options = {"enable_jit_checkpoint": "true", "save_steps": 5, "max_steps": 100000}
+    broken = training_nodes.start(
+        "train", "--nodes", "2", training_nodes.config("saving.yaml", **options), until=r"checkpoint-5\b"
+    )
     run = training_nodes.last_run().name
     out = f"{RUNS}/{run}/job/out"
+    wait_until(lambda: len(logged(box, out)) >= 6, "six steps", 90)
+    training_nodes.kill("node02", training_nodes.rank("node02", run))
+    assert broken.finish() == 6, broken.output
+
+    resumed = training_nodes.start("resume", run, until=r"checkpoint-(5|10|15|20)\b")
+    wait_until(lambda: STEPS["max_steps"] in losses(logged(box, out)), "it trains again", 120)
     stopped = training_nodes.run("stop", "--save", run)
     assert stopped.returncode == 0, stopped.stderr
-    first.finish()
+    resumed.finish()
     step = int(re.search(r"saved a checkpoint at step (\d+)", stopped.stdout)[1])
-    assert step < STEPS["max_steps"], "nothing is left to compare"
-    assert marked(box) == []
-    for rank, node in enumerate(("node01", "node02")):  # each has its own disk, and its own part of the checkpoint
-        assert f"rng_state_{rank}.pth" in on(box, node, "ls", f"{out}/checkpoint-{step}").split()
-
-    before = len(logged(box, out))
-    resumed = training_nodes.start("resume", run, until=rf"checkpoint-{step}\b")
-    wait_until(lambda: STEPS["max_steps"] in losses(logged(box, out)), "it trains again", 120)
-    assert logged(box, out)[before]["current_steps"] == step + 1
-    # torchrun's ranks have separate sessions: they survive it, and the agent stops them.
-    training_nodes.kill("node01", min(training_nodes.pids("node01", r"torch\.distributed\.run|torchrun")))
-    assert resumed.finish() == 6, resumed.output
     assert marked(box) == []
     expected, found = losses(logged(box, f"{RUNS}/{trained.run}/job/my out")), losses(logged(box, out))
     assert sorted(expected) == list(range(1, STEPS["max_steps"] + 1))
     for each in expected:
         assert found[each] == pytest.approx(expected[each], abs=1e-3), each
+    for rank, node in enumerate(("node01", "node02")):  # each has its own disk, and its own part of the checkpoint
+        assert f"rng_state_{rank}.pth" in on(box, node, "ls", f"{out}/checkpoint-{step}").split()
+
+    before = len(logged(box, out))
+    resumed = training_nodes.start("resume", run, until=rf"checkpoint-{step}\b")
+    wait_until(lambda: len(logged(box, out)) > before, "it trains again", 120)
+    assert logged(box, out)[before]["current_steps"] == step + 1
+    # torchrun's ranks have separate sessions: they survive it, and the agent stops them.
+    training_nodes.kill("node01", min(training_nodes.pids("node01", r"torch\.distributed\.run|torchrun")))
+    assert resumed.finish() == 6, resumed.output
+    assert marked(box) == []
