@@ -83,63 +83,43 @@ def losses(training, run):
     return {line["current_steps"]: line["loss"] for line in lines if line.get("loss") is not None}
 
 
+def written(folder):
+    """The losses by step of a training on this machine."""
+    lines = [json.loads(line) for line in (folder / "trainer_log.jsonl").read_text().splitlines()]
+    return {line["current_steps"]: line["loss"] for line in lines if "loss" in line}
+
+
 def copied(training, run):
     """The name of the newest checkpoint that other nodes have copies of; None without one."""
     shown = training.on("node01", "cat", f"{RUNS}/{run}/logs/node0/state.json")
     return (json.loads(shown).get("copied") or {}).get("checkpoint")
 
 
-def test_killed_rank_and_lost_disk_lose_no_result_and_the_model_is_exported(training, lab_env, tmp_path):
-    whole = training.run("train", "--nodes", "2", "-m", "trainer.lm", "--", *SMALL, "--max-iters", "24")
-    assert whole.returncode == 0, whole.stderr + whole.stdout
-    expected = losses(training, training.last_run().name)
-    assert sorted(expected) == list(range(1, 25))
-
-    words = ("train", "--nodes", "2", "--restarts", "1", "--on-hang", "warn", "-m", "trainer.lm", "--", *SMALL)
-    words = (*words, "--max-iters", "24")
-    broken = training.start(*words, until=r"saved out/iter_4\b")
-    run = training.last_run().name
-    wait_until(lambda: len(losses(training, run)) >= 5, "five steps", 60)
-    rank = training.rank("node02", run)
-    training.kill("node02", rank, signal.SIGSTOP)  # saves nothing more, so one certain checkpoint is copied
-    wait_until(lambda: copied(training, run), "a copied checkpoint", 60)
-    kept = copied(training, run)
-    training.on("node02", "rm", "-r", f"{RUNS}/{run}/job/out")
-    training.kill("node02", rank, signal.SIGKILL)
-    assert broken.finish(240) == 0, broken.output
-    lines = training.on("node01", "cat", f"{RUNS}/{run}/logs/node0/events.jsonl").splitlines()
-    attempts = [event for event in map(json.loads, lines) if event["event"] == "attempt"]
-    assert [event["checkpoint"] for event in attempts] == [None, kept]
-    found = losses(training, run)
-    assert sorted(found) == list(range(1, 25))
-    for step, loss in expected.items():
-        assert found[step] == pytest.approx(loss, rel=1e-5), step
-
-    collected = training.run("collect", run, "--to", tmp_path / "here")
-    assert collected.returncode == 0, collected.stderr
-    (newest,) = {path.parent for path in (tmp_path / "here").rglob("complete.json")}
-    assert newest.name == "iter_24"
-    python(lab_env, training.folder, "-m", "trainer.lm.export", newest, tmp_path / "exported")
-    assert "GPT2LMHeadModel" in python(lab_env, training.folder, "-c", LOADS, tmp_path / "exported")
-
-
-def test_fine_tuning_on_two_nodes_has_the_losses_of_one_process(tuning, lab_env, tmp_path):
-    """The options name a model and conversations of this machine; a rank is killed on the way."""
+def test_killed_rank_and_lost_disk_lose_no_result_and_the_model_is_exported(tuning, lab_env, tmp_path):
+    """Fine-tuning with a model and conversations of this machine: the losses are those of one process."""
     alone = python(lab_env, tuning.folder, "-m", "trainer.lm", *TUNED, "--out", tmp_path / "alone", "--save", "false")
-    lines = [json.loads(line) for line in (tmp_path / "alone/trainer_log.jsonl").read_text().splitlines()]
-    expected = {line["current_steps"]: line["loss"] for line in lines if "loss" in line}
+    expected = written(tmp_path / "alone")
     assert len(expected) > 24, alone
 
-    words = ("train", "--nodes", "2", "--restarts", "1", "-m", "trainer.lm", "--", *TUNED)
+    words = ("train", "--nodes", "2", "--restarts", "1", "--on-hang", "warn", "-m", "trainer.lm", "--", *TUNED)
     broken = tuning.start(*words, until=r"saved out/iter_8\b")
     run = tuning.last_run().name
-    tuning.kill("node02", tuning.rank("node02", run), signal.SIGKILL)
+    rank = tuning.rank("node02", run)
+    tuning.kill("node02", rank, signal.SIGSTOP)  # saves nothing more, so one certain checkpoint is copied
+    wait_until(lambda: copied(tuning, run), "a copied checkpoint", 60)
+    kept = copied(tuning, run)
+    tuning.on("node02", "rm", "-r", f"{RUNS}/{run}/job/out")
+    tuning.kill("node02", rank, signal.SIGKILL)
     assert broken.finish(240) == 0, broken.output
-    assert "resumed from" in broken.output
+    lines = tuning.on("node01", "cat", f"{RUNS}/{run}/logs/node0/events.jsonl").splitlines()
+    attempts = [event for event in map(json.loads, lines) if event["event"] == "attempt"]
+    assert [event["checkpoint"] for event in attempts] == [None, kept]
     assert losses(tuning, run) == pytest.approx(expected, rel=1e-5)
 
     collected = tuning.run("collect", run, "--to", tmp_path / "here")
     assert collected.returncode == 0, collected.stderr
+    (newest,) = {path.parent for path in (tmp_path / "here").rglob("complete.json")}
+    assert newest.name == f"iter_{max(expected)}"
     (final,) = {path.parent for path in (tmp_path / "here").rglob("final")}
     python(lab_env, tuning.folder, "-m", "trainer.lm.export", final / "final", tmp_path / "tuned")
     assert "LlamaForCausalLM" in python(lab_env, tuning.folder, "-c", LOADS, tmp_path / "tuned")
@@ -156,8 +136,7 @@ def test_a_vision_language_model_trains_on_two_nodes_as_in_one_process(training_
     words = ("--init", "qwen", "--data", "chats", "--block-size", "128", "--batch-size", "1", "--global-batch", "2")
     words += ("--max-iters", "4", "--eval-interval", "0", "--trackers", "none", "--scale-lr", "none")
     alone = python(lab_env, own.folder, "-m", "trainer.vlm", *words, "--out", tmp_path / "alone", "--save", "false")
-    lines = [json.loads(line) for line in (tmp_path / "alone/trainer_log.jsonl").read_text().splitlines()]
-    expected = {line["current_steps"]: line["loss"] for line in lines if "loss" in line}
+    expected = written(tmp_path / "alone")
     assert len(expected) == 4, alone
     done = own.run("train", "--nodes", "2", "-m", "trainer.vlm", "--", *words)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,12 +7,12 @@ import yaml
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(900)]
 
-TUNE = ("--tune", "--candidates", "3", "--seconds", "4", "--json", "--gpu", "A100")
+TUNE = ("--tune", "--candidates", "2", "--seconds", "2", "--json", "--gpu", "A100")
 
 
 @pytest.fixture(scope="module")
 def tuned(training_nodes, tmp_path_factory):
-    """A folder of its own, in which three candidates were measured; the command's result."""
+    """A folder of its own, in which two candidates were measured; the command's result."""
     mine = training_nodes.own(tmp_path_factory.mktemp("tune") / "project")
     mine.config("sft.yaml", per_device_train_batch_size=1, gradient_accumulation_steps=4, max_steps=40)
     done = mine.run("plan", "sft.yaml", *TUNE, timeout=800)
@@ -24,7 +24,7 @@ def test_every_candidate_is_measured_or_has_a_reason(tuned):
     _, done = tuned
     result = json.loads(done.stdout)
     names = [each["name"] for each in result["candidates"]]
-    assert names[:2] == ["as it is", "recommended"]
+    assert names == ["as it is", "recommended"]
     for each in result["candidates"]:
         assert each["dropped"] or (each["tokens"] > 0 and each["steps"] >= 3 and each["loss"] > 0), each
     assert not result["candidates"][0]["dropped"]

@@ -23,7 +23,9 @@ import zipfile
 from pathlib import Path
 
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-MASTER = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+# torchrun listens at the port itself, and lets ranks use its store.
+STORE = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+MASTER = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + STORE)
 
 STATE = "state.json"  # of a checkpoint that rank 0 alone writes
 
@@ -41,7 +43,7 @@ def main() -> None:
     parser.add_argument("--fail-rank", type=int, default=0)
     parser.add_argument("--fail-with", default="CUDA out of memory. Tried to allocate 2.00 GiB")
     parser.add_argument("--resume", type=Path, default=None)
-    given = parser.parse_args()
+    given, _ = parser.parse_known_args()  # some launchers add --local-rank
     others = connect()
     print(f"rank {RANK} of {WORLD}, local rank {os.environ['LOCAL_RANK']}", flush=True)
     weight, first = 1.0, 0
