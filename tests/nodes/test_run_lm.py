@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 SMALL = (
     *("--data", "shards", "--n-layer", "2", "--n-head", "2", "--n-embd", "32", "--block-size", "32"),
-    *("--batch-size", "4", "--eval-interval", "10", "--eval-iters", "2", "--save-interval", "4", "--trackers", "none"),
+    *("--global-batch", "8", "--batch-size", "4", "--eval-interval", "10", "--eval-iters", "2", "--save-interval", "4", "--trackers", "none"),
 )
 TUNED = (
     *("--init", "base", "--data", "chats.jsonl", "--block-size", "64", "--global-batch", "4", "--batch-size", "2"),
@@ -78,8 +78,17 @@ def tuning(training_nodes, lab_env, tmp_path):
 
 def losses(training, run):
     """By step, from the trainer's own log on rank 0's node, as far as it is written."""
-    shown = training.box.enter("node01", ["cat", f"{RUNS}/{run}/job/out/trainer_log.jsonl"]).stdout
-    lines = [json.loads(line) for line in shown.splitlines(keepends=True) if line.endswith("\n")]
+    return logged(training.box.enter("node01", ["cat", f"{RUNS}/{run}/job/out/trainer_log.jsonl"]).stdout)
+
+
+def alone(lab_env, training, tmp_path, module, *words):
+    """The losses of one process on this machine, by step."""
+    python(lab_env, training.folder, "-m", module, *words, "--out", tmp_path / "alone", "--save", "false")
+    return logged((tmp_path / "alone/trainer_log.jsonl").read_text())
+
+
+def logged(text):
+    lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
     return {line["current_steps"]: line["loss"] for line in lines if line.get("loss") is not None}
 
 
@@ -90,9 +99,7 @@ def copied(training, run):
 
 
 def test_killed_rank_and_lost_disk_lose_no_result_and_the_model_is_exported(training, lab_env, tmp_path):
-    whole = training.run("train", "--nodes", "2", "-m", "trainer.lm", "--", *SMALL, "--max-iters", "24")
-    assert whole.returncode == 0, whole.stderr + whole.stdout
-    expected = losses(training, training.last_run().name)
+    expected = alone(lab_env, training, tmp_path, "trainer.lm", *SMALL, "--max-iters", "24")
     assert sorted(expected) == list(range(1, 25))
 
     words = ("train", "--nodes", "2", "--restarts", "1", "--on-hang", "warn", "-m", "trainer.lm", "--", *SMALL)
@@ -125,10 +132,8 @@ def test_killed_rank_and_lost_disk_lose_no_result_and_the_model_is_exported(trai
 
 def test_fine_tuning_on_two_nodes_has_the_losses_of_one_process(tuning, lab_env, tmp_path):
     """The options name a model and conversations of this machine; a rank is killed on the way."""
-    alone = python(lab_env, tuning.folder, "-m", "trainer.lm", *TUNED, "--out", tmp_path / "alone", "--save", "false")
-    lines = [json.loads(line) for line in (tmp_path / "alone/trainer_log.jsonl").read_text().splitlines()]
-    expected = {line["current_steps"]: line["loss"] for line in lines if "loss" in line}
-    assert len(expected) > 24, alone
+    expected = alone(lab_env, tuning, tmp_path, "trainer.lm", *TUNED)
+    assert len(expected) > 24, expected
 
     words = ("train", "--nodes", "2", "--restarts", "1", "-m", "trainer.lm", "--", *TUNED)
     broken = tuning.start(*words, until=r"saved out/iter_8\b")
@@ -155,10 +160,8 @@ def test_a_vision_language_model_trains_on_two_nodes_as_in_one_process(training_
         shutil.move(own.folder / name, own.folder / "chats")
     words = ("--init", "qwen", "--data", "chats", "--block-size", "128", "--batch-size", "1", "--global-batch", "2")
     words += ("--max-iters", "4", "--eval-interval", "0", "--trackers", "none", "--scale-lr", "none")
-    alone = python(lab_env, own.folder, "-m", "trainer.vlm", *words, "--out", tmp_path / "alone", "--save", "false")
-    lines = [json.loads(line) for line in (tmp_path / "alone/trainer_log.jsonl").read_text().splitlines()]
-    expected = {line["current_steps"]: line["loss"] for line in lines if "loss" in line}
-    assert len(expected) == 4, alone
+    expected = alone(lab_env, own, tmp_path, "trainer.vlm", *words)
+    assert len(expected) == 4, expected
     done = own.run("train", "--nodes", "2", "-m", "trainer.vlm", "--", *words)
     assert done.returncode == 0, done.stdout + done.stderr
     assert losses(own, own.last_run().name) == pytest.approx(expected, rel=1e-5)
