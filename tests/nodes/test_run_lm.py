@@ -15,20 +15,7 @@ pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 SMALL = (
     *("--data", "shards", "--n-layer", "2", "--n-head", "2", "--n-embd", "32", "--block-size", "32"),
-    *(
-        "--global-batch",
-        "8",
-        "--batch-size",
-        "4",
-        "--eval-interval",
-        "10",
-        "--eval-iters",
-        "2",
-        "--save-interval",
-        "4",
-        "--trackers",
-        "none",
-    ),
+    *("--global-batch", "8", "--batch-size", "4", "--eval-interval", "10", "--eval-iters", "2", "--save-interval", "4", "--trackers", "none"),
 )
 TUNED = (
     *("--init", "base", "--data", "chats.jsonl", "--block-size", "64", "--global-batch", "4", "--batch-size", "2"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Any, Dict, Set
+from typing import Any, Dict
 
 from .disks import Disks
 from .notify import DISK_FULL
@@ -84,11 +84,6 @@ class Metrics:
     def close(self) -> None:
         """End the sampler's children."""
         self._sampler.close()
-
-    @property
-    def uuids(self) -> Set[str]:
-        """The GPUs of this node that nvidia-smi has shown."""
-        return self._sampler.uuids
 
 
 def communicates(sample: Dict[str, Any]) -> bool:

@@ -30,11 +30,10 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import select
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, Callable, Collection, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from .contract.throttle import reasons
 from .processes import Proc, Stat, of_ranks, read
@@ -68,11 +67,6 @@ class Sampler:
         self._ticks: Dict[Tuple[int, str], int] = {}
         self._network: Dict[str, Tuple[int, int]] = {}
         self._infiniband: Dict[str, Tuple[int, int]] = {}
-
-    @property
-    def uuids(self) -> Set[str]:
-        """The GPUs of this node that nvidia-smi has shown."""
-        return set(self._gpus.indices)
 
     def own(self) -> Set[int]:
         """Pids of the sampler's own children: they are the agent's descendants, but not processes of the run."""
@@ -188,8 +182,6 @@ THROTTLE = ("clocks_event_reasons.active", "clocks_throttle_reasons.active", "")
 FORMAT = "--format=csv,noheader,nounits"
 # Asked once: on an H100, clocks.max.sm takes four times the processor time of all other fields together.
 CONSTANTS = ("nvidia-smi", "--query-gpu=index,clocks.max.sm,uuid", FORMAT)
-UUIDS = ("nvidia-smi", "--query-gpu=uuid", FORMAT)
-UUIDS_PATIENCE = 30.0  # seconds
 _UNKNOWN = "is not a valid field"
 _LINE = 4096  # bytes of a line
 _GPUS = 1024  # indices
@@ -230,27 +222,12 @@ class Output:
 
     def lines(self, now: float) -> List[str]:
         """The lines since the last call, without waiting. Starts the program if it is due."""
-        lines = self.printed(now)
+        lines = self._listen(now)
         if self._older and any(_UNKNOWN in line for line in lines):
             self.close()
             self._argv, self._begun = self._older.pop(0), None
         if self._child is None and self._is_due(now):
             self._start(now)
-        return lines
-
-    def to_end(self, seconds: float) -> Optional[List[str]]:
-        """The lines of a program that ends, without a started last one; None if it takes longer, or is not there."""
-        until = time.monotonic() + seconds
-        lines = self.lines(time.monotonic())
-        if self._child is None and not lines and not self._there:
-            return None
-        while self._child is not None and self._child.stdout is not None:
-            left = until - time.monotonic()
-            if left <= 0:
-                self.close()
-                return None
-            select.select([self._child.stdout], [], [], left)
-            lines += self.printed(time.monotonic())
         return lines
 
     def _is_due(self, now: float) -> bool:
@@ -286,8 +263,7 @@ class Output:
         os.set_blocking(child.stdout.fileno(), False)
         self._child = child
 
-    def printed(self, now: float) -> List[str]:
-        """The lines since the last call, without waiting or starting the program."""
+    def _listen(self, now: float) -> List[str]:
         if self._child is None or self._child.stdout is None:
             return []
         data = b""
@@ -303,22 +279,6 @@ class Output:
         if lines:
             self.heard = now
         return [line[:_LINE].decode("utf-8", "replace") for line in lines]
-
-
-def lost_gpus(before: Collection[str], seconds: float = UUIDS_PATIENCE) -> str:
-    """In words, which of the GPUs with the UUIDs ``before`` nvidia-smi no longer shows; "" if it shows all.
-
-    Also "" if it does not answer in time: a driver is busy while the memory of killed processes is freed.
-    """
-    known = set(before)
-    lines = Output([UUIDS], again=None).to_end(seconds) if known else None
-    if lines is None:
-        return ""
-    left = known & {line.strip() for line in lines}
-    if left == known:
-        return ""
-    words = [line.strip()[:200] for line in lines if line.strip() and not line.startswith("GPU-")]
-    return "nvidia-smi shows %d of its %d GPUs%s" % (len(left), len(known), ": " + words[0] if words else "")
 
 
 class Gpus:
@@ -338,7 +298,12 @@ class Gpus:
 
     def look(self, now: float) -> Optional[List[Dict[str, Any]]]:
         """The last values of each GPU; None if there are none or they are too old."""
-        self._take_constants(self._constants.lines(now))
+        for line in self._constants.lines(now):
+            index, _, rest = line.partition(",")
+            number, clock = _number(index), _number(rest.partition(",")[0])
+            if isinstance(number, int) and 0 <= number < _GPUS:
+                self._clock_max[number] = clock
+                self.indices[rest.partition(",")[2].strip()] = number
         for line in self._output.lines(now):
             values = gpu(line)
             if values:
@@ -349,17 +314,8 @@ class Gpus:
         fresh = [values for _, (at, values) in sorted(self._latest.items()) if now - at <= STALE]
         return [dict(values, clock_max=self._clock_max.get(values["index"])) for values in fresh] or None
 
-    def _take_constants(self, lines: List[str]) -> None:
-        for line in lines:
-            index, _, rest = line.partition(",")
-            number, clock = _number(index), _number(rest.partition(",")[0])
-            if isinstance(number, int) and 0 <= number < _GPUS:
-                self._clock_max[number] = clock
-                self.indices[rest.partition(",")[2].strip()] = number
-
     def close(self) -> None:
-        """End nvidia-smi. What it has printed of the GPUs' names is read first."""
-        self._take_constants(self._constants.printed(time.monotonic()))
+        """End nvidia-smi."""
         self._output.close()
         self._constants.close()
 

@@ -23,7 +23,6 @@ from ..pace import Pace
 from ..processes import NODE, RUN, describe_status, die_with_parent, reap, send, signal_of, stat_of
 from ..rounds import Stragglers
 from ..run_files import Events, NodePlan, State
-from ..sampling import lost_gpus
 from ..saves import Saves, known_account, save_argument
 from ..silence import SAVING
 from ..textfile import Textfile
@@ -344,15 +343,7 @@ class Attempt:
         left = self._ending.left if self._ending is not None else []
         fields = dict(ended, **({"left": left} if left else {}), **({"error": error} if error else {}))
         self._events.emit("exit", **fields)
-        known: Dict[str, Any] = {
-            "failed": self._control.failure,
-            "killed": self._killed,
-            "step": self._step,
-            "before": self._before,
-        }
-        self._control.gpus |= self._metrics.uuids
-        if self._control.spares and self._control.stop is None and (error or self._control.failure is not None):
-            known["unfit"] = lost_gpus(self._control.gpus)
+        known = {"failed": self._control.failure, "killed": self._killed, "step": self._step, "before": self._before}
         return dict(ended, left=left, **known)
 
 

@@ -59,7 +59,6 @@ class Control:
         # The nodes that have ranks, none before the meeting has chosen them; None: all. Only they can fail an attempt.
         self.members: Optional[Set[str]] = None
         self.spares = 0  # nodes that can replace one
-        self.gpus: Set[str] = set()  # UUIDs that this node has shown in this run
         self.first = 0  # the position of rank 0's node in the roster
         self._plan = plan
         self._events = events

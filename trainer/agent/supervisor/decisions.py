@@ -11,7 +11,6 @@ A node's part (``outcome``) is ``{"rc", "signal", "stopped", "failed", "killed",
 - ``killed``: the first rank that was killed there before the agents ended anything, without ``signal``
 - ``left``: processes that could not be ended
 - ``step``: the last step that it has seen
-- ``unfit``: why the node cannot take part again (a GPU is lost), after a failure in a run with spares; "" if it can
 """
 
 from __future__ import annotations
@@ -197,11 +196,7 @@ def decide_end(
     if changed.replaced and first is None:
         why = {"node": changed.replaced[0]["node"], "rank": None, "text": changed.replaced[0]["why"]}
     outcomes = {position: offer["outcome"] for position, offer in taking.items()}
-    unfit = _unfit(before, offers, outcomes)
-    if unfit is not None:
-        why = _replaced_because(before.names[unfit], outcomes[unfit], why)
-        outcomes[unfit] = dict(outcomes[unfit], left=[])  # a process that waits for a lost GPU never ends
-    condemned = why is not None and why.get("condemned") is True
+    condemned = first is not None and first.get("condemned") is True
     verdict = judge(outcomes, why, more=more or bool(changed.replaced) or condemned)
     if changed.replaced and all(outcome["rc"] == 0 for outcome in outcomes.values()) and first is None and outcomes:
         verdict = judge(outcomes, None, more=more)  # the work is done: a lost node changes nothing
@@ -214,19 +209,6 @@ def decide_end(
         replaces = False
     saved = saved_step(taking, verdict["step"]) if verdict["state"] == STOPPED else None
     return dict(verdict, saved=saved, replaces=replaces)
-
-
-def _unfit(roster: Roster, offers: Offers, outcomes: Outcomes) -> Optional[int]:
-    """The position of a node that cannot take part again and whose place a spare can take."""
-    found = [position for position, outcome in sorted(outcomes.items()) if outcome.get("unfit")]
-    return found[0] if found and any(position in offers for position in roster.spares) else None
-
-
-def _replaced_because(node: str, outcome: Dict[str, Any], first: Optional[Dict[str, Any]]) -> Dict[str, Any]:
-    """The failure that replaces an unfit node, with the first one, which it has probably caused."""
-    first = first or outcome["failed"] or {}
-    text = "; ".join(filter(None, (outcome["unfit"], first.get("text"))))[:2000]
-    return {"node": node, "rank": None, "text": text, "signal": None, "time": first.get("time", 0.0), "condemned": True}
 
 
 def saved_step(offers: Offers, last: Optional[int] = None) -> Optional[int]:
@@ -281,7 +263,6 @@ def _outcome(value: Any) -> bool:
     return (
         all(value.get(key) is None or number(value[key]) for key in ("rc", "step"))
         and (value.get("signal") is None or text(value["signal"]))
-        and (value.get("unfit") is None or text(value["unfit"]))
         and isinstance(left, list)
         and all(map(number, left))
         and all(_why(value.get(key)) for key in ("failed", "killed"))
