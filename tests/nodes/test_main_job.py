@@ -30,7 +30,7 @@ def deployed(training_nodes):
     return training_nodes.folder
 
 
-STEPS = {"max_steps": 26, "save_steps": 26}
+STEPS = {"max_steps": 14, "save_steps": 14}
 
 
 def on(box, node, *argv):
@@ -79,7 +79,7 @@ def test_second_deploy_changes_nothing_and_reports_it(deployed):
 
 @pytest.fixture(scope="module")
 def trained(deployed, training_nodes):
-    """A training of 26 steps with spaces in all paths and with both trackers."""
+    """A training of 14 steps with spaces in all paths and with both trackers."""
     job = deployed / "my job"
     job.mkdir()
     for name in ("model", "data"):

@@ -304,7 +304,8 @@ SLOW = (
 import socket, time
 rank = int(os.environ["RANK"])
 if any(word.startswith("resume=") for word in sys.argv[1:]):
-    open("resumed", "w").write(json.dumps({"rank": rank}))
+    pathlib.Path("resumed.new").write_text(json.dumps({"rank": rank}))
+    os.rename("resumed.new", "resumed")
     sys.exit(0)
 ports = [30000 + (int(os.environ["MASTER_PORT"]) + each) % 10000 for each in range(2)]
 steps = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
