@@ -222,7 +222,9 @@ def test_a_spare_replaces_the_first_node_of_the_job(lab):
     lab.until_saved(run)
     job, first = lab.job(run), lab.slurm.nodes[0]
     lab.lose(first)
-    wait_until(lambda: len(lab.attempts(run, 1)) == 2, "no spare took its rank", 60)
+    lab.slurm.wait(
+        lambda: len(lab.attempts(run, 1)) == 2, 60, lambda: str(lab.events(run, 1)[-8:] + lab.events(run, 2)[-4:])
+    )
     members = [event["nodes"] for event in lab.events(run, 1) if event["event"] == "attempt"]
     assert members == [["node01", "node02"], ["node03", "node02"]]
     wait_until(lambda: lab.slurm.states()[first].startswith("down"), "Slurm did not notice", 60)

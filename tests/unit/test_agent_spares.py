@@ -388,8 +388,7 @@ def gpus(tmp_path, monkeypatch):
     [
         ("GPU-a\n", "it has lost GPU 1: nvidia-smi lists 1 of 2"),
         (
-            "Unable to determine the device handle for GPU1: 0000:00:07.0: GPU is lost.  Reboot the system to recover "
-            "this GPU\n",
+            "Unable to determine the device handle for GPU1: 0000:00:07.0: GPU is lost.  Reboot the system\n",
             "it has lost a GPU: nvidia-smi says: Unable to determine the device handle for GPU1",
         ),
     ],
