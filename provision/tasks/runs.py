@@ -25,7 +25,7 @@ from provision.run.found import NodeRuns, Part, Run, merge_runs, parse_runs
 from provision.ssh.remote import reading
 from provision.tasks.measures import clock
 from trainer.agent.contract.interval import NONE, Failures
-from trainer.agent.contract.plan import LAST_COPIES
+from trainer.agent.contract.plan import FROM_MEMORY, LAST_COPIES
 
 if TYPE_CHECKING:
     from provision.session import Outcome, Session
@@ -36,9 +36,9 @@ PARTS = 16_384  # parts of runs that all nodes list together: 4 KiB each, and as
 _LIMIT = 1 << 18  # bytes that are read of a state.json, or of the end of the samples
 _DEADLINE = 30.0
 _RECORDS = 200  # of other runs, whose failures are counted
-# Seconds for an agent to end its processes (with the grace, and time for those that hang in the kernel), to copy the
-# last checkpoint, and to verify it.
-PATIENCE = 180.0 + LAST_COPIES
+# Seconds for an agent to end its processes (with the grace, and time for those that hang in the kernel), to move
+# checkpoints from RAM to the disk, to copy the last one, and to verify it. An agent with less to do answers earlier.
+PATIENCE = 180.0 + FROM_MEMORY + LAST_COPIES
 SAVING = 1800.0  # the same if the run saves first
 _PROVED = ("processes", "ports", "gpus")  # that a stop inspects on every node
 

@@ -116,9 +116,6 @@ class Slurm:
             assert time.monotonic() < until, describe() or "it did not happen in time"
             time.sleep(0.5)
 
-    def kill_slurmd(self, node):
-        self.on("kill -9 $(pidof slurmd)", node)
-
     def start_slurmd(self, node):
         self._enter(node, DAEMON.format("slurmd"))
 

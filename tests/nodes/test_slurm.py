@@ -75,6 +75,12 @@ class Lab:
         path = f"{ROOT}/runs/{run}/job/out/checkpoint-{step}/trainer_state.json"
         wait_until(lambda: self.slurm.on(f"test -e {path} && echo yes", check=False), "no checkpoint", 60)
 
+    def lose(self, node):
+        """Kill everything of Slurm and of the run on a node at once; what its controller is, stays."""
+        self.slurm.on(
+            "kill -9 $(pidof slurmd slurmstepd srun) $(pgrep -f '[s]lurm_script|[a]gent run|[s]teps.py')", node
+        )
+
     def no_jobs(self):
         wait_until(lambda: not self.slurm.jobs(), "there are still jobs", 60)
 
@@ -192,17 +198,40 @@ def test_a_requeued_job_resumes_the_run_without_the_controller(lab):
     assert lab.slurm.jobs() == {}
 
 
-def test_a_node_that_slurm_loses_requeues_the_run(lab):
-    run, _ = lab.detached("--on", "slurm", *TWO, *PLAIN_STEPS, "--steps", "3000", "--save-every", "10")
-    lab.until_saved(run)
-    job, node = lab.job(run), lab.slurm.nodes[1]
-    lab.slurm.kill_slurmd(node)
+def test_the_run_resumes_from_a_copy_after_slurm_loses_the_first_node_of_its_job(lab):
+    """The job's script runs there, so Slurm requeues the job. The node comes back without its checkpoints."""
+    words = ("--on", "slurm", *TWO, "--copies", "1", *PLAIN_STEPS, "--steps", "3000", "--save-every", "10")
+    run, _ = lab.detached(*words)
+    job, first = lab.job(run), lab.slurm.nodes[0]
+    wait_until(lambda: any(each["event"] == "copied" for each in lab.events(run)), "no copies", 60)
+    lab.lose(first)
+    (*_, copied) = [each["step"] for each in lab.events(run) if each["event"] == "copied"]
+    lab.slurm.on(f"rm -r {ROOT}/runs/{run}/job/out")
     wait_until(lambda: lab.slurm.jobs().get(job) != "RUNNING", "Slurm did not notice", 90)
-    lab.slurm.start_slurmd(node)
+    lab.slurm.start_slurmd(first)
     wait_until(lambda: len(lab.attempts(run)) == 2, "it did not resume", 90)
-    assert re.fullmatch(r"checkpoint-\d+", lab.attempts(run)[1])
+    assert int(lab.attempts(run)[1].removeprefix("checkpoint-")) >= copied
     assert lab.slurm.job(job)["Restarts"] == "1"
     lab.run("stop", run)
+    lab.no_jobs()
+
+
+def test_a_spare_replaces_the_first_node_of_the_job(lab):
+    words = ("--on", "slurm", *TWO, "--spares", "1", "--copies", "1", "--lost-after", "5", *PLAIN_STEPS)
+    run, _ = lab.detached(*words, "--save-every", "10", "--steps", "3000")
+    lab.until_saved(run)
+    job, first = lab.job(run), lab.slurm.nodes[0]
+    lab.lose(first)
+    lab.slurm.wait(
+        lambda: len(lab.attempts(run, 1)) == 2, 60, lambda: str(lab.events(run, 1)[-8:] + lab.events(run, 2)[-4:])
+    )
+    members = [event["nodes"] for event in lab.events(run, 1) if event["event"] == "attempt"]
+    assert members == [["node01", "node02"], ["node03", "node02"]]
+    wait_until(lambda: lab.slurm.states()[first].startswith("down"), "Slurm did not notice", 60)
+    assert lab.slurm.jobs() == {job: "RUNNING"}
+    lab.slurm.start_slurmd(first)
+    lab.slurm.wait(lambda: lab.slurm.states()[first] == "idle", 30, lambda: str(lab.slurm.states()))
+    lab.run("stop", run)  # also the job, which has no script any more
     lab.no_jobs()
 
 

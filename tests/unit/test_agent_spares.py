@@ -342,3 +342,72 @@ def test_a_node_that_stays_slow_is_replaced_by_a_spare(spare_run):
     end = run.parts[1].wait_end()
     assert end["state"] == "failed"
     assert end["why"]["text"].startswith("a spare replaces this node: the others wait for rank 1 on n1")
+
+
+# nvidia-smi of a node with two GPUs. After the file ``lost`` is in the node's folder, it answers as recorded.
+GPUS = """#!/bin/sh
+node=$(tr '\\0' '\\n' </proc/$PPID/cmdline | sed -n 's|/plan-.*[.]json$||p' | head -n 1)
+case $* in
+*--loop=*) exec sleep 600 ;;
+*clocks.max.sm*) printf '0, 1980, GPU-a\\n1, 1980, GPU-b\\n'; touch "$node/listed" ;;
+*) if [ -e "$node/lost" ]; then cat "$node/lost"; else printf 'GPU-a\\nGPU-b\\n'; fi ;;
+esac
+"""
+# The rank of n1 fails when the test says so. The other ranks finish in the second attempt.
+LOSES = """
+import os, sys, time
+node = os.environ["CLUSTERCTL_NODE"]
+if os.path.exists("ready") or node == "n2":
+    sys.exit(0)
+open("ready", "w").close()
+while node != "n1" or not os.path.exists("go"):
+    time.sleep(0.02)
+sys.exit(3)
+"""
+
+
+def lose(run, answer):
+    """Let a node's rank fail. ``answer`` is what its nvidia-smi says from then on; None: what it said before."""
+    folder = run.parts[1].folder
+    run.parts[1].wait_for("listed")
+    if answer is not None:
+        (folder / "lost").write_text(answer)
+    (folder / "go").touch()
+
+
+@pytest.fixture
+def gpus(tmp_path, monkeypatch):
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "nvidia-smi").write_text(GPUS)
+    (folder / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("GPU-a\n", "it has lost GPU 1: nvidia-smi lists 1 of 2"),
+        (
+            "Unable to determine the device handle for GPU1: 0000:00:07.0: GPU is lost.  Reboot the system\n",
+            "it has lost a GPU: nvidia-smi says: Unable to determine the device handle for GPU1",
+        ),
+    ],
+    ids=["fewer", "error"],
+)
+def test_a_spare_replaces_a_node_that_lost_a_gpu(spare_run, gpus, answer, says):
+    run = spare_run(2, 1).start(LOSES).wait_ready()
+    lose(run, answer)
+    assert {end["state"] for end in run.ends(0, 2)} == {"finished"}
+    (replaced,) = run.events(0, "replaced")
+    assert (replaced["node"], replaced["rank"], replaced["spare"]) == ("n1", 1, "n2")
+    assert says in replaced["text"]
+    end = run.parts[1].wait_end()
+    assert end["why"]["text"].startswith(f"a spare replaces this node: {says}")
+
+
+def test_a_failed_rank_on_a_node_with_all_gpus_is_no_reason_to_replace_it(spare_run, gpus):
+    run = spare_run(2, 1).start(LOSES).wait_ready()
+    lose(run, None)
+    assert {end["state"] for end in run.ends(0, 1, 2)} == {"failed"}
+    assert run.events(0, "replaced") == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from .disks import Disks
 from .notify import DISK_FULL
@@ -80,6 +80,12 @@ class Metrics:
             self._events.emit("notice", kind=DISK_FULL, text=text)
         self._textfile.write(sample)
         return sample
+
+    def lost_gpus(self) -> Optional[str]:
+        """Describe the GPUs that this node has lost since the attempt started; see ``lost_gpus.py``."""
+        from .lost_gpus import lost_gpus  # noqa: PLC0415 - only after a failure
+
+        return lost_gpus(self._sampler.gpus(), self._control.wait)
 
     def close(self) -> None:
         """End the sampler's children."""

@@ -72,6 +72,10 @@ class Sampler:
         """Pids of the sampler's own children: they are the agent's descendants, but not processes of the run."""
         return self._gpus.pids
 
+    def gpus(self) -> Dict[str, int]:
+        """The indices of the GPUs that nvidia-smi listed at the start, by UUID."""
+        return self._gpus.indices
+
     def close(self) -> None:
         """End the sampler's own children."""
         self._gpus.close()
@@ -298,12 +302,7 @@ class Gpus:
 
     def look(self, now: float) -> Optional[List[Dict[str, Any]]]:
         """The last values of each GPU; None if there are none or they are too old."""
-        for line in self._constants.lines(now):
-            index, _, rest = line.partition(",")
-            number, clock = _number(index), _number(rest.partition(",")[0])
-            if isinstance(number, int) and 0 <= number < _GPUS:
-                self._clock_max[number] = clock
-                self.indices[rest.partition(",")[2].strip()] = number
+        self._take(self._constants.lines(now))
         for line in self._output.lines(now):
             values = gpu(line)
             if values:
@@ -314,9 +313,19 @@ class Gpus:
         fresh = [values for _, (at, values) in sorted(self._latest.items()) if now - at <= STALE]
         return [dict(values, clock_max=self._clock_max.get(values["index"])) for values in fresh] or None
 
+    def _take(self, lines: List[str]) -> None:
+        for line in lines:
+            index, _, rest = line.partition(",")
+            number, clock = _number(index), _number(rest.partition(",")[0])
+            if isinstance(number, int) and 0 <= number < _GPUS:
+                self._clock_max[number] = clock
+                self.indices[rest.partition(",")[2].strip()] = number
+
     def close(self) -> None:
-        """End nvidia-smi."""
+        """End nvidia-smi, and take what it has printed about the GPUs."""
         self._output.close()
+        if self._constants.heard is not None:
+            self._take(self._constants.lines(self._constants.heard))
         self._constants.close()
 
 

@@ -344,7 +344,8 @@ class Attempt:
         fields = dict(ended, **({"left": left} if left else {}), **({"error": error} if error else {}))
         self._events.emit("exit", **fields)
         known = {"failed": self._control.failure, "killed": self._killed, "step": self._step, "before": self._before}
-        return dict(ended, left=left, **known)
+        replaceable = self._control.failure is not None and not self._stopped and self._control.spares > 0
+        return dict(ended, left=left, condemned=self._metrics.lost_gpus() if replaceable else None, **known)
 
 
 KEPT = ("HOME", "USER", "LOGNAME", "SHELL", "PATH", "TZ", "TMPDIR", "LANG", "XDG_RUNTIME_DIR")

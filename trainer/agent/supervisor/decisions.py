@@ -123,6 +123,7 @@ def decide_start(
     """
     _check(plan, offers)
     before = roster or rosters.first(plan.data)
+    condemned = {**_condemned(offers), **(condemned or {})}
     changed = rosters.change(before, set(offers), plan.data.min_nodes, reasons, condemned)
     if changed.problem is not None:
         return {"error": changed.problem, "node": changed.node}
@@ -166,10 +167,16 @@ def _with_ranks(offers: Offers, members: Sequence[int], processes: Sequence[int]
     return {position: dict(offer, ranks=ranks[position]) for position, offer in offers.items()}
 
 
+def _condemned(offers: Offers) -> Dict[int, str]:
+    """Why nodes should be replaced, as their own agents say."""
+    return {position: str(offer["condemned"]) for position, offer in offers.items() if offer.get("condemned")}
+
+
 def offer_end(plan: NodePlan, outcome: Dict[str, Any]) -> Dict[str, Any]:
     """This node's offer for the meeting after an attempt: its outcome and, after a stop, its checkpoints."""
     found = own_checkpoints(plan) if outcome["stopped"] else {}
-    return dict(found, outcome=outcome, before=outcome.get("before"), processes=plan.data.processes)
+    about = {"before": outcome.get("before"), "condemned": outcome.get("condemned")}
+    return dict(found, outcome=outcome, processes=plan.data.processes, **about)
 
 
 def decide_end(
@@ -191,7 +198,7 @@ def decide_end(
     for position, offer in taking.items():
         if not _outcome(offer.get("outcome")) or checkpoint_offers.problem(offer.get("before") or {}):
             raise LinkError("%s did not report how the attempt ended there" % _name(plan, position))
-    changed = rosters.change(before, set(offers), plan.data.min_nodes)
+    changed = rosters.change(before, set(offers), plan.data.min_nodes, condemned=_condemned(taking))
     why = first
     if changed.replaced and first is None:
         why = {"node": changed.replaced[0]["node"], "rank": None, "text": changed.replaced[0]["why"]}
@@ -247,6 +254,8 @@ def _check(plan: NodePlan, offers: Offers) -> None:
             wrong = "has no valid number of processes"
         if not wrong and not _port(offer.get("port")):
             wrong = "has an invalid port"
+        if not wrong and not (offer.get("condemned") is None or text(offer["condemned"])):
+            wrong = "has an invalid reason to replace the node"
         if wrong:
             raise LinkError("the offer of %s %s; see its agent.log" % (_name(plan, rank), wrong))
 

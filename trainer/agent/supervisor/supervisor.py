@@ -78,6 +78,7 @@ class Supervisor:
         self._last_failure: Optional[Dict[str, Any]] = None  # why the last attempt failed
         self._last: Optional[Dict[str, Any]] = None  # the decision of the last attempt, if all agents have judged it
         self._keeper: Optional[Keeper] = None  # of a spare
+        self._condemns: Optional[str] = None  # why a spare should replace this node
         self._over: Optional[str] = None  # why this agent must end although others may continue
         events.listener = self._notifier.take
 
@@ -172,6 +173,7 @@ class Supervisor:
             return self._judge_as_spare(decision)
         plan = self._plan._replace(data=self._plan_of_attempt(decision))
         outcome = Attempt(plan, decision, self._control, self._events, self._state, self._textfile).run()
+        self._condemns = outcome.get("condemned")
         # To rank 0 only: a thousand agents that each inform all others are a million messages and events.
         self._link.send("ended", to=self._control.first, text=describe_outcome(outcome))
         verdict = self._judge(outcome)
@@ -282,7 +284,7 @@ class Supervisor:
         resume = plan.data.resuming or number > 1
 
         def offer() -> Dict[str, Any]:
-            return offer_start(plan, number, resume)
+            return dict(offer_start(plan, number, resume), condemned=self._condemns)
 
         def decide(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
             return decide_start(plan, offers, number, resume, self._roster, self._reasons(), self._condemned())
