@@ -176,3 +176,12 @@ def test_a_condemned_node_gives_no_files_and_costs_no_restart():
     start = decide_start(linked(), {each: {"processes": 1} for each in range(5)}, 2, False, ROSTER, {}, {1: "slow"})
     assert (start["members"], start["excluded"]) == ([0, 3, 2], {"1": "slow"})
     assert [(each["node"], each["by"]) for each in start["replaced"]] == [("n1", "n3")]
+
+
+@pytest.mark.parametrize(("stuck", "state"), [(1, "again"), (0, "failed")])
+def test_processes_that_cannot_be_ended_matter_only_on_nodes_that_stay(stuck, state):
+    failed = {"node": "n1", "rank": 1, "text": "killed", "signal": None, "time": 1.0}
+    offers = {each: {"outcome": ENDED, "processes": 1} for each in range(5)}
+    offers[stuck]["outcome"] = dict(ENDED, left=[123])
+    offers[1]["condemned"] = "it has lost GPU 1"
+    assert decide_end(linked(), offers, failed, more=False, roster=ROSTER)["state"] == state

@@ -203,6 +203,8 @@ def decide_end(
     if changed.replaced and first is None:
         why = {"node": changed.replaced[0]["node"], "rank": None, "text": changed.replaced[0]["why"]}
     outcomes = {position: offer["outcome"] for position, offer in taking.items()}
+    for position in set(outcomes) & set(changed.roster.excluded):
+        outcomes[position] = dict(outcomes[position], left=[])  # a process that waits for a lost GPU may never end
     condemned = first is not None and first.get("condemned") is True
     verdict = judge(outcomes, why, more=more or bool(changed.replaced) or condemned)
     if changed.replaced and all(outcome["rc"] == 0 for outcome in outcomes.values()) and first is None and outcomes:
