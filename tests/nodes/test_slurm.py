@@ -216,25 +216,6 @@ def test_the_run_resumes_from_a_copy_after_slurm_loses_the_first_node_of_its_job
     lab.no_jobs()
 
 
-def test_a_spare_replaces_the_first_node_of_the_job(lab):
-    words = ("--on", "slurm", *TWO, "--spares", "1", "--copies", "1", "--lost-after", "5", *PLAIN_STEPS)
-    run, _ = lab.detached(*words, "--save-every", "10", "--steps", "3000")
-    lab.until_saved(run)
-    job, first = lab.job(run), lab.slurm.nodes[0]
-    lab.lose(first)
-    lab.slurm.wait(
-        lambda: len(lab.attempts(run, 1)) == 2, 60, lambda: str(lab.events(run, 1)[-8:] + lab.events(run, 2)[-4:])
-    )
-    members = [event["nodes"] for event in lab.events(run, 1) if event["event"] == "attempt"]
-    assert members == [["node01", "node02"], ["node03", "node02"]]
-    wait_until(lambda: lab.slurm.states()[first].startswith("down"), "Slurm did not notice", 60)
-    assert lab.slurm.jobs() == {job: "RUNNING"}
-    lab.slurm.start_slurmd(first)
-    lab.slurm.wait(lambda: lab.slurm.states()[first] == "idle", 30, lambda: str(lab.slurm.states()))
-    lab.run("stop", run)  # also the job, which has no script any more
-    lab.no_jobs()
-
-
 def test_a_spare_of_the_job_replaces_a_node_that_slurm_loses(lab):
     words = ("--on", "slurm", *TWO, "--spares", "1", "--lost-after", "5", *PLAIN_STEPS, "--save-every", "10")
     run, _ = lab.detached(*words, "--steps", "400")
