@@ -43,7 +43,8 @@ def main() -> None:
     parser.add_argument("--fail-rank", type=int, default=0)
     parser.add_argument("--fail-with", default="CUDA out of memory. Tried to allocate 2.00 GiB")
     parser.add_argument("--resume", type=Path, default=None)
-    given, _ = parser.parse_known_args()  # some launchers add --local-rank
+    parser.add_argument("--local-rank", "--local_rank", type=int, default=0)  # some launchers add it
+    given = parser.parse_args()
     others = connect()
     print(f"rank {RANK} of {WORLD}, local rank {os.environ['LOCAL_RANK']}", flush=True)
     weight, first = 1.0, 0
