@@ -255,7 +255,8 @@ def active_nodes(nodes: Sequence[Node], spares: int, min_nodes: int | None) -> i
         text = f"--spares {spares}: there are only {len(nodes)} nodes, and the run needs at least one more"
         raise UsageError(text, hint=f"--spares {max(0, len(nodes) - 1)}")
     if min_nodes is not None and min_nodes > active:
-        raise UsageError(f"--min-nodes {min_nodes}: the run starts on {active} nodes", hint=f"--min-nodes {active}")
+        starts = f"the run starts on {active} node{'' if active == 1 else 's'}"
+        raise UsageError(f"--min-nodes {min_nodes}: {starts}", hint=f"--min-nodes {active}")
     return active
 
 
@@ -352,12 +353,16 @@ def run_id(asked: Training) -> str:
 
 
 def _spec(session: Session, passed: GateResult, run: str, files: RunFiles, asked: Training) -> RunSpec:
-    """Everything that the launcher needs to know."""
+    """Everything that the launcher needs to know.
+
+    Raises:
+        UsageError: fewer nodes than ``min_nodes`` can take part.
+    """
     head = passed.nodes[0]
     facts = {name: answer.facts for name, answer in passed.answers.items()}
     env = session.inventory.train.env
     spares = max(0, asked.spares - len(passed.dropped))  # the first spares replace nodes that cannot take part
-    active = len(passed.nodes) - spares
+    active_nodes(passed.nodes, spares, asked.min_nodes)  # --exclude-bad may have left too few
     return RunSpec(
         id=run,
         workers=workers(asked.job, passed.nodes, facts, env),
@@ -382,5 +387,5 @@ def _spec(session: Session, passed: GateResult, run: str, files: RunFiles, asked
         textfile=None if session.inventory.textfile is None else str(session.inventory.textfile),
         notify=(session.inventory.notify if asked.notify is None else asked.notify) or None,
         spares=spares,
-        min_nodes=None if asked.min_nodes is None else min(asked.min_nodes, active),
+        min_nodes=asked.min_nodes,
     )

@@ -177,6 +177,8 @@ def test_path_missing_on_one_node_is_named_and_that_node_can_be_excluded(trainin
     assert "node02" in rest.stdout
     assert "node01" not in rest.stdout
     assert "NNODES=1" in rest.stdout
+    few = training.run("train", "--nodes", "2", "--min-nodes", "2", "--exclude-bad", "--dry-run", one_sided)
+    assert (few.returncode, few.stderr.count("--min-nodes 2: the run starts on 1 node\n")) == (2, 1), few.stderr
     # LLaMA-Factory itself is not here: it fails on both nodes.
     forced = training.start("train", "--nodes", "2", "--force", one_sided, until=r"forced: node01: .*one-sided")
     assert forced.finish() == 6, forced.output
