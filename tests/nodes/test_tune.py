@@ -7,7 +7,7 @@ import yaml
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(900)]
 
-TUNE = ("--tune", "--candidates", "2", "--seconds", "2", "--json", "--gpu", "A100")
+TUNE = ("--tune", "--candidates", "2", "--seconds", "4", "--json", "--gpu", "A100")
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +37,9 @@ def test_the_record_and_the_configuration_are_written(tuned):
     result = json.loads(done.stdout)
     kept = json.loads((mine.folder / "sft.faster.tune.json").read_text())
     assert kept["candidates"] == result["candidates"]
+    if result["best"] == "as it is":  # which one is the fastest is the machine's affair
+        assert not (mine.folder / "sft.faster.yaml").exists()
+        return
     before = yaml.safe_load((mine.folder / "sft.yaml").read_text())
     after = yaml.safe_load((mine.folder / "sft.faster.yaml").read_text())
     assert {key: after[key] for key in ("dataset", "output_dir", "learning_rate", "max_steps", "seed")} == {
