@@ -17,8 +17,9 @@ from provision.output import Reporter
 from provision.output_text import Line
 from provision.summaries.runs import run_output, save_output, stop_output
 from provision.summaries.status import status_output
-from provision.tasks.runs import RunStatus, Status, run_status, status, stop
+from provision.tasks.runs import RunStatus, run_status, stop
 from provision.tasks.save import save_run
+from provision.tasks.status import Status, status
 
 if TYPE_CHECKING:
     from provision.run.found import Run

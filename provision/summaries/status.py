@@ -11,7 +11,7 @@ from provision.output_text import Summary, fold_equal
 from provision.summaries.runs import run_lines, runs_data
 
 if TYPE_CHECKING:
-    from provision.tasks.runs import NodeStatus, Status
+    from provision.tasks.status import NodeStatus, Status
 
 WIDTH = 80  # columns; a wider clock matrix is not shown, since the lines above it say the same
 _EVERY_PAIR = 64  # nodes whose clocks are compared pair by pair in ``--json``; a thousand have a million pairs

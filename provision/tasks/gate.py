@@ -33,6 +33,8 @@ from provision.ssh.remote import reading
 from provision.tasks.check import judge
 from provision.tasks.measures.talk import TalkAnswers, talk, talk_script
 from provision.tasks.runs import run_folder
+from provision.tasks.status import status_script
+from trainer.agent.contract.statuses import SCRIPT
 
 if TYPE_CHECKING:
     from provision.session import Session
@@ -472,6 +474,8 @@ def prepare(
     agent = sources("agent") if files is not None else {}
     digest = hashlib.sha256(repr(sorted(agent.items())).encode()).hexdigest()[:16]
 
+    extra = agent if scratch else agent | {SCRIPT: status_script(session.inventory).encode("utf-8", "surrogateescape")}
+
     ranks = {node.name: rank for rank, node in enumerate(nodes)}
 
     def ask(node: Node) -> Answer:
@@ -494,7 +498,7 @@ def prepare(
         else:
             sent = replace(files, texts={}, entries=()) if scratch else files
             remote = session.connections[node]
-            result = remote.run(script, stdin=tar_stream(sent, agent), deadline=_PREPARE_DEADLINE)
+            result = remote.run(script, stdin=tar_stream(sent, extra), deadline=_PREPARE_DEADLINE)
         if result.rc != 0:
             why = result.err.strip() or f"the script ended with status {result.rc}"
             raise RefusedError(why, created="folder made" in result.out.splitlines())

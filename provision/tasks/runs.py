@@ -1,4 +1,4 @@
-"""``clusterctl status`` and ``stop``, and how every command finds a run.
+"""How every command finds a run, ``clusterctl status RUN`` and ``stop``.
 
 Runs are found on the nodes, with one script per node, so any machine with the inventory sees them, no matter who
 started them.
@@ -6,24 +6,19 @@ started them.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from provision.checks import Plan, limits
-from provision.checks.kit.measures import Offset, offset
-from provision.env.text import number
 from provision.errors import NodesFailedError, PreflightError, UsageError
 from provision.inventory import fold
 from provision.model import Inventory, Node
-from provision.render import quote, render
+from provision.render import render
 from provision.run import fields, plan_name, record
 from provision.run.effective import Judged, judge, observed
 from provision.run.found import NodeRuns, Part, Run, merge_runs, parse_runs
 from provision.ssh.remote import reading
-from provision.tasks.measures import clock
 from trainer.agent.contract.interval import NONE, Failures
 from trainer.agent.contract.plan import FROM_MEMORY, LAST_COPIES
 
@@ -41,12 +36,6 @@ _RECORDS = 200  # of other runs, whose failures are counted
 PATIENCE = 180.0 + FROM_MEMORY + LAST_COPIES
 SAVING = 1800.0  # the same if the run saves first
 _PROVED = ("processes", "ports", "gpus")  # that a stop inspects on every node
-
-# The prefix is a link to releases/NAME. It is read as text, because accessing its target may hang.
-_SCRIPT = """\
-read -r uptime _ </proc/uptime && echo "uptime $uptime"
-echo "current $(readlink -- {prefix})"
-"""
 
 
 @dataclass(frozen=True)
@@ -177,66 +166,6 @@ def find(
 
 
 @dataclass(frozen=True)
-class NodeStatus:
-    """A node that answered.
-
-    Attributes:
-        uptime: seconds since it booted; None if it does not say.
-        release: the current release; empty if there is none.
-    """
-
-    uptime: float | None = None
-    release: str = ""
-
-
-@dataclass(frozen=True)
-class Status:
-    """All nodes at one moment.
-
-    Attributes:
-        nodes: the nodes that answered, by name.
-        unreachable: the others, each with its reason.
-        offsets: of the nodes' clocks from the controller's.
-        apart: how far apart clocks may be, in seconds: ``skew_ms`` of the check clock.skew.
-        runs: by id, the oldest first.
-        users: by node name, the uid that the inventory logs in as.
-    """
-
-    nodes: Mapping[str, NodeStatus]
-    unreachable: Mapping[str, str] = field(default_factory=dict)
-    offsets: Mapping[str, Offset] = field(default_factory=dict)
-    apart: float = 0.05
-    runs: Mapping[str, Run] = field(default_factory=dict)
-    users: Mapping[str, int | None] = field(default_factory=dict)
-
-
-def status(session: Session) -> Status:
-    """Ask every node, in two round trips. Changes nothing."""
-    inventory = session.inventory
-    script = _SCRIPT.format(prefix=quote(inventory.prefix)) + list_script(
-        inventory, most=listed_runs(len(session.nodes))
-    )
-    names = [node.name for node in inventory.nodes]
-    outcome = session.ask(
-        "status",
-        f"Asking {number(len(session.nodes), 'node')}",
-        script,
-        lambda node, out: (read_status(out), parse_runs(node.name, out, names)),
-        deadline=_DEADLINE,
-    )
-    there = outcome.of(session.nodes)
-    clocks = clock.measure(Plan(inventory, there), session) if there else {}
-    return Status(
-        nodes={name: answer for name, (answer, _) in outcome.ok.items()},
-        unreachable=outcome.reasons,
-        offsets={name: one for name, answer in clocks.items() if (one := offset(answer))},
-        apart=limits("clock.skew", inventory.checks)["skew_ms"] / 1e3,
-        runs=merge_runs(answer for _, answer in outcome.ok.values()),
-        users={name: answer.uid for name, (_, answer) in outcome.ok.items()},
-    )
-
-
-@dataclass(frozen=True)
 class RunStatus:
     """One run at one moment.
 
@@ -272,13 +201,6 @@ def run_status(session: Session, word: str) -> RunStatus:
 def other_failures(session: Session, run: str = "") -> Failures:
     """The failures of the newest runs that this machine has recorded, without one of them."""
     return observed(record.kept(session.inventory.path, newest=_RECORDS), without=run)
-
-
-def read_status(out: str) -> NodeStatus:
-    """A node's answer to ``status``."""
-    uptime = re.search(r"^uptime ([0-9]{1,12}(?:\.[0-9]{1,6})?)$", out, re.MULTILINE)
-    current = re.search(r"^current (?:.*/)?releases/([^/\n]+)/?$", out, re.MULTILINE)
-    return NodeStatus(float(uptime[1]) if uptime else None, current[1] if current else "")
 
 
 @dataclass(frozen=True)

@@ -89,10 +89,10 @@ def feed(nodes: Sequence[Node]) -> None:
         time.sleep(max(0.0, 1.0 - (time.monotonic() - began)))
 
 
-def used(pid: int) -> float:
-    """Seconds of CPU of a process."""
+def used(pid: int, *, children: bool = False) -> float:
+    """Seconds of CPU of a process, and of its ended children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / TICKS
+    return sum(map(int, fields[11 : 15 if children else 13])) / TICKS
 
 
 def used_exactly(process: Path) -> float:

@@ -2,6 +2,7 @@
 """scripts/bench scale: what a thousand nodes cost, measured and predicted.
 
 - ``status``: ``clusterctl status`` of many nodes on this machine, all alive, and with some that do not answer.
+- ``agents``: the same of the nodes of a run, whose agents tell of them.
 - ``link``: rank 0's end of the agents' link, with a real spoke for every other node.
 - ``nodes``: commands on sandbox nodes, beside the model's prediction for nodes that share this machine's cores.
 - ``model``: the prediction for real nodes, which have their own cores. Needs no root.
@@ -19,13 +20,13 @@ import scale_link
 import scale_model
 import scale_nodes
 
-PARTS = ("status", "link", "nodes", "model")
+PARTS = ("status", "agents", "link", "nodes", "model")
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench scale", description=(__doc__ or "").partition(": ")[2])
     parser.add_argument("--only", default=",".join(PARTS), metavar="NAME,...", help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--nodes", type=int, default=1000, metavar="N", help="for status and link (default: 1000)")
+    parser.add_argument("--nodes", type=int, default=1000, metavar="N", help="not of the sandbox (default: 1000)")
     parser.add_argument("--dead", type=int, default=50, metavar="N", help="nodes that do not answer (default: 50)")
     parser.add_argument("--sandbox", default="2,8,32", metavar="N,...", help="numbers of sandbox nodes (2,8,32)")
     arguments = parser.parse_args(argv)
@@ -35,6 +36,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"\n{name}:")
         if name == "status":
             show_status(arguments.nodes, arguments.dead)
+        elif name == "agents":
+            show_agents(arguments.nodes, arguments.dead)
         elif name == "link":
             show_link(arguments.nodes)
         elif name == "nodes":
@@ -53,6 +56,13 @@ def show_status(count: int, dead: int) -> None:
         faults = scale_model.Faults(dead=frozenset(names[len(names) - silent :]))
         model = scale_model.simulate(scale_model.STATUS, names, costs, faults)
         print(f"{count} nodes, {silent} dead: {text_of(found)}; model {model.seconds:.1f} s, CPU {model.here:.1f} s")
+
+
+def show_agents(count: int, dead: int) -> None:
+    """Print the cost of ``status`` through a run's agents; the nodes' CPU time is the first agent's."""
+    for silent in (0, dead):
+        found = scale_nodes.status_of_many(count, silent, through_agents=True)
+        print(f"{count} nodes, {silent} dead: {text_of(found)}")
 
 
 def show_link(count: int) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench_monitor import used, used_by_nodes
+from scale_agents import Agents
 
 from provision import sandbox
 
@@ -87,8 +88,11 @@ def on_sandbox(counts: Sequence[int]) -> dict[int, dict[str, Measured]]:
             return found
 
 
-def status_of_many(count: int, dead: int = 0) -> Measured:
-    """``status`` of so many addresses of one sshd, and of others that never answer."""
+def status_of_many(count: int, dead: int = 0, *, through_agents: bool = False) -> Measured:
+    """``status`` of so many addresses of one sshd, and of others that never answer.
+
+    ``through_agents``: all are the nodes of a run, whose agents tell of those that are alive.
+    """
     folder = Path(tempfile.mkdtemp(prefix="clusterctl-scale-", dir="/var/tmp"))
     silent = socket.create_server(("0.0.0.0", 0), backlog=512)  # the kernel accepts, and no banner follows
     sshd = _start_sshd(folder)
@@ -103,7 +107,11 @@ def status_of_many(count: int, dead: int = 0) -> Measured:
         )
         ssh = f"{{user: root, key: {folder}/key, port: {PORT}, known_hosts: {folder}/known_hosts}}"
         (folder / "inventory.yaml").write_text(f"prefix: {folder}/env/current\nssh: {ssh}\nnodes:\n{lines}")
-        return run(["status", "-i", str(folder / "inventory.yaml")], folder, lambda: used(sshd, children=True))
+        command = ["status", "-i", str(folder / "inventory.yaml")]
+        if not through_agents:
+            return run(command, folder, lambda: used(sshd, children=True))
+        with Agents(folder / "env", [f"node{number + 1:04}" for number in range(count - dead)]) as agents:
+            return run(command, folder, lambda: used(agents.hub))
     finally:
         silent.close()
         os.kill(sshd, 15)

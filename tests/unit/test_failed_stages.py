@@ -13,7 +13,7 @@ from provision.session import Failure
 from provision.ssh.session import unreachable
 from provision.ssh.wire import NodeUnreachable
 from provision.summaries.status import status_output
-from provision.tasks.runs import Status
+from provision.tasks.status import Status
 
 MARKS = ("✓", "!", "✗")
 

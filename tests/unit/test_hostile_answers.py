@@ -27,7 +27,7 @@ from provision.session import Session
 from provision.ssh.remote import AnswerUnreadable, reading
 from provision.summaries.nodes import releases_output
 from provision.summaries.status import status_output
-from provision.tasks import check, releases, runs
+from provision.tasks import check, releases, status
 from provision.tasks.measures.clock import bounds
 from provision.tasks.measures.ports import open_ports
 from provision.transfer.fetch import parse_list
@@ -52,7 +52,7 @@ def listing(out):
 
 
 def uptime(out):
-    return status_output(runs.Status({"gpu01": runs.read_status(out)}, apart=1.0))
+    return status_output(status.Status({"gpu01": status.read_status(out)}, apart=1.0))
 
 
 def gpus(out):
@@ -168,11 +168,11 @@ def test_status_shows_the_answers_of_the_other_nodes(cluster, monkeypatch):
             raise ValueError("Exceeds the limit (4300 digits) for integer string conversion")
         return SimpleNamespace(runs={}, uid=0)
 
-    monkeypatch.setattr(runs, "parse_runs", parse)
-    monkeypatch.setattr(runs, "merge_runs", lambda _: {})
-    monkeypatch.setattr(runs.clock, "measure", lambda *_: {})
+    monkeypatch.setattr(status, "parse_runs", parse)
+    monkeypatch.setattr(status, "merge_runs", lambda _: {})
+    monkeypatch.setattr(status.clock, "measure", lambda *_: {})
     answers = {"gpu01": "hostile", "gpu02": "uptime 77.5\n"}
-    found = runs.status(Session(cluster, connections=Nodes(cluster, answers)))
+    found = status.status(Session(cluster, connections=Nodes(cluster, answers)))
     assert found.nodes["gpu02"].uptime == 77.5
     assert "its answer cannot be parsed" in found.unreachable["gpu01"]
 

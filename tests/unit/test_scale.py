@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import resource
 import sys
 import threading
 import time
+import zlib
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -17,7 +19,8 @@ from provision.session import Session
 from provision.session.session import AT_ONCE
 from provision.ssh.remote import NodeUnreachable
 from provision.summaries.status import status_output
-from provision.tasks.runs import NEWEST, PARTS, listed_runs, status
+from provision.tasks.runs import NEWEST, PARTS, listed_runs
+from provision.tasks.status import status
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts/benchmarks"))  # last, so that it hides no module
 sys.path.append(str(Path(__file__).parent))
@@ -162,26 +165,34 @@ def test_two_hundred_agents_meet_and_one_failure_reaches_all(agents):
 
 
 class Remote:
-    """A node in memory: answers ``status`` and requests for the time."""
+    """A node in memory: answers ``status`` and requests for the time, and its agent those for the whole run."""
 
     alive = True
 
-    def __init__(self, node, rank, count):
-        self.node, self.rank, self.count = node, rank, count
+    def __init__(self, pool, node, rank):
+        self.pool, self.node, self.rank = pool, node, rank
 
     def run(self, script, *, stdin=None, on_line=None, deadline=None, root=False):
+        self.pool.runs[self.node.name] = self.pool.runs.get(self.node.name, 0) + 1
+        if "statuses" in script and stdin is None and on_line is not None:
+            for line in self.pool.told():
+                on_line(line)
+            return Result(0, "", "", 0.0)
         if on_line is not None:
             for _ in stdin:
                 on_line(f"{time.time():.9f}")
             return Result(0, "", "", 0.0)
+        return Result(0, self.answer(), "", 0.0)
+
+    def answer(self):
         state = {
-            "run": RUN, "node": self.node.name, "node_rank": self.rank, "nnodes": self.count, "state": "running",
+            "run": RUN, "node": self.node.name, "node_rank": self.rank, "nnodes": self.pool.count, "state": "running",
             "pid": 7, "start": "9", "boot_id": BOOT, "uid": 0, "began": 1.0, "step": 10, "total": 100, "loss": 2.5,
         }  # fmt: skip
         stat = "7 (python) S " + " ".join(["0"] * 18) + " 9 0"
         lines = [f"uptime {10_000 + self.rank % 7}.00", "current releases/0123456789ab", "me 0", f"boot {BOOT}"]
         lines += [f"part {RUN}/logs/node{self.rank} root", f"state {json.dumps(state)}", f"stat {stat}"]
-        return Result(0, "\n".join(lines) + "\n", "", 0.0)
+        return "\n".join(lines) + "\n"
 
     def close(self):
         pass
@@ -190,38 +201,74 @@ class Remote:
 class Pool:
     """``Connections`` to nodes in memory."""
 
-    def __init__(self, inventory, dead):
-        self.inventory, self._dead = inventory, dead
+    def __init__(self, inventory, dead, untold):
+        self.inventory, self._dead, self._untold = inventory, dead, untold
         self._ranks = {node.name: rank for rank, node in enumerate(inventory.nodes)}
+        self.count = len(self._ranks)
+        self.runs = {}  # by node, how many scripts ran there over a connection
+
+    def told(self):
+        """What the agents tell: of all nodes that are alive, except for some; an agent far behind with its clock."""
+        yield json.dumps({"nodes": self.count})
+        for node in self.inventory.nodes:
+            if node.name not in self._dead | self._untold:
+                out = Remote(self, node, self._ranks[node.name]).answer()
+                encoded = base64.b64encode(zlib.compress(out.encode())).decode()
+                now = time.time()
+                there = now - 50 * (node.name == "node0400")
+                answer = {"node": node.name, "out": encoded, "sent": now, "taken": there, "given": there}
+                yield json.dumps(answer | {"received": now + 0.01})
+        yield json.dumps({"node": "stranger", "out": encoded, "sent": 1, "taken": 1, "given": 1, "received": 1})
 
     def __getitem__(self, node):
         if node.name in self._dead:
             raise NodeUnreachable(node, f"no answer from {node.address} within 10 s")
-        return Remote(node, self._ranks[node.name], len(self._ranks))
+        return Remote(self, node, self._ranks[node.name])
 
 
-def ask_all(tmp_path, count, dead=()):
+def ask_all(tmp_path, count, dead=frozenset(), untold=frozenset(), **options):
     inventory = Inventory(
         path=tmp_path / "inventory.yaml",
         prefix=PurePosixPath("/opt/llm/current"),
         nodes=tuple(Node(name, name) for name in names(count)),
     )
-    return status(Session(inventory, connections=Pool(inventory, dead)))
+    pool = Pool(inventory, dead, untold)
+    return status(Session(inventory, connections=pool), **options), pool.runs
 
 
-def test_status_of_a_thousand_nodes_is_a_few_lines(tmp_path):
-    result = ask_all(tmp_path, 1000, set(names(1000)[950:]))
+@pytest.mark.parametrize("direct", [32, 1000])
+def test_status_of_a_thousand_nodes_is_a_few_lines(tmp_path, direct):
+    result, _ = ask_all(tmp_path, 1000, set(names(1000)[950:]), direct=direct)
     data, text = status_output(result, time.time())
     lines = text.splitlines()
     assert lines[0] == "node[0001-0950]: release 0123456789ab, up 2 h"
     assert sum("no answer" in line for line in lines) == 1
     assert next(line for line in lines if "no answer" in line).startswith("node[0951-1000]: no answer: ")
-    assert any(line.startswith("clocks: node[0001-0950] agree") for line in lines)
+    if direct == 1000:
+        assert any(line.startswith("clocks: node[0001-0950] agree") for line in lines)
+    else:
+        assert any(line.startswith("clocks: node[0001-0399,0401-0950] agree") for line in lines)
+        assert any(line.startswith("clocks: node0400 is 50.0 s ± ") and line.endswith("behind them") for line in lines)
     assert len(lines) < 10
     run = result.runs[RUN]
     assert (run.state, len(run.parts), run.missing) == ("running", 950, 50)
     assert data["nodes"]["node0001"]["skew"] is None  # a million pairs
     assert len(json.dumps(data)) < 3 << 20
+
+
+def test_agents_that_tell_of_their_nodes_save_the_connections_to_them(tmp_path):
+    untold, dead = {"node0007", "node0100"}, {"node0001", "node0200"}
+    result, runs = ask_all(tmp_path, 200, dead, untold)
+    assert set(result.unreachable) == dead
+    assert set(result.nodes) == set(names(200)) - dead
+    assert set(result.offsets) == set(result.nodes)
+    # The first three are asked for a run, of which the first is dead; one of them asks the agents.
+    assert set(runs) == {"node0002", "node0003", *untold}
+    everyone, _ = ask_all(tmp_path, 200, dead, direct=200)
+    assert result.runs == everyone.runs
+    assert result.nodes == everyone.nodes
+    assert result.users == everyone.users
+    assert len(ask_all(tmp_path, 200, direct=200)[1]) == 200
 
 
 def test_the_more_nodes_the_fewer_runs_each_lists():

@@ -9,7 +9,7 @@ from provision.checks.kit.measures import EVERY_PAIR, Offset, blamed, line, offs
 from provision.model import Node
 from provision.summaries.status import WIDTH, status_output
 from provision.tasks.measures.clock import bounds, combined
-from provision.tasks.runs import NodeStatus, Status, read_status
+from provision.tasks.status import NodeStatus, Status, read_status
 
 
 def names(count):

@@ -10,6 +10,7 @@
     python -I agent follow plan.json [--from OFFSET]
     python -I agent stop plan.json [--save] [--who TEXT] [--patience SECONDS]
     python -I agent await [--after BYTES] [--patience SECONDS] plan.json
+    python -I agent statuses [--patience SECONDS] plan.json
     python -I agent run [--resume] plan.json
     python -I agent notify plan.json
     python -I agent top [--every SECONDS] [--once] [--folder DIR]
@@ -34,6 +35,8 @@ with ``{"event": "gone"}`` when the agent no longer exists and has not written o
 "stopped", "left": [pids], "gpu": [pids], "port_free", "step", "saved", "state"}``. It exits with 1 when something is
 left, or with ``{"error"}`` when the run belongs to another user. ``step`` is the step of the checkpoint when a
 checkpoint was ``saved``.
+
+``statuses`` prints what every agent of the run says about its node, see ``statuses.py``.
 
 ``notify`` runs the user's command for the event on its stdin, see ``notify.py``.
 
@@ -142,6 +145,10 @@ def _do(options: argparse.Namespace, plan: Any) -> int:
         except RefusedError as error:
             return _print({"event": "stopped", "error": str(error)}, 1)
         return _print(answer, 1 if answer["left"] or answer["gpu"] or not answer["port_free"] else 0)
+    if options.command == "statuses":
+        from .statuses import statuses  # noqa: PLC0415
+
+        return statuses(plan, options.patience)
     if options.command == "notify":
         from . import notify  # noqa: PLC0415
 
@@ -213,6 +220,7 @@ def _parser() -> argparse.ArgumentParser:
         ("follow", "print the events of a run"),
         ("stop", "stop a run and verify that nothing is left"),
         ("await", "wait for an agent that another program starts"),
+        ("statuses", "print what every agent of the run says about its node"),
         ("run", "start a plan in the foreground"),
         ("daemon", "the daemon that start starts"),
         ("notify", "run the user's command for an event"),
@@ -228,6 +236,8 @@ def _parser() -> argparse.ArgumentParser:
         elif name == "await":
             command.add_argument("--after", type=int, default=0, help="bytes of events of an earlier agent")
             command.add_argument("--patience", type=float, default=60.0, help="seconds to wait")
+        elif name == "statuses":
+            command.add_argument("--patience", type=float, default=5.0, help="seconds to wait for all answers")
         elif name == "run":
             command.add_argument("--resume", action="store_true", help="resume from the newest checkpoint")
         elif name == "daemon":

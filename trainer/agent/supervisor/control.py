@@ -14,6 +14,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
 
 from ..run_files import Events, NodePlan, read_request
+from ..statuses import ANSWER, QUESTION, Statuses
 
 COPYING = ("saved", "copy", "copied", "kept")  # kinds of messages, see ``keeping/keeper.py``
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -52,6 +53,7 @@ class Control:
         self.last_progress = time.monotonic()  # when the run was last seen to make progress
         self.last_traffic = 0.0  # when its traffic was last seen, for runs without a log of steps
         self.link: Any = None
+        self._statuses = Statuses(plan, self._send)
         self.keeping: Optional[Callable[[Dict[str, Any]], None]] = None  # takes messages about copies
         self.missing: Set[str] = set()  # nodes whose agents exited or are silent
         self.requests = 0  # stop requests that came to this node itself, from another program; a signal counts twice
@@ -76,7 +78,7 @@ class Control:
 
     def open(self) -> None:
         """Catch signals. Only the main thread may call this."""
-        for number in (*STOPPING, signal.SIGCHLD, signal.SIGUSR1):
+        for number in (*STOPPING, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
@@ -151,6 +153,8 @@ class Control:
             if request is not None:
                 self.requests += 1
                 self.request_stop(Stop(bool(request.get("save")), str(request.get("who") or "an unknown user")))
+        if signal.SIGUSR2 in numbers:
+            self._statuses.asked_here()
         if self._guard is not None and _ended(self._guard):
             self._guard = self.guard_pid = None
             self.fail(None, "the agent's guard was killed")
@@ -281,9 +285,17 @@ class Control:
             asking = _rank(message.get("rank"))
             if asking is not None:
                 self.stacks_wanted[asking] = True
+        elif kind == QUESTION:
+            self._statuses.asked(message)
+        elif kind == ANSWER:
+            self._statuses.take(node, message)
         elif kind == "stacks":
             self.answers[node] = True
             self._take_stacks(message.get("rank_stacks"))
+
+    def _send(self, kind: str, **fields: Any) -> None:
+        if self.link is not None:
+            self.link.send(kind, **fields)
 
     def _take_stacks(self, stacks: Any) -> None:
         for rank, text in stacks.items() if isinstance(stacks, dict) else ():
