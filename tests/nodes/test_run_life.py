@@ -8,6 +8,11 @@ import command
 import pytest
 from training import ROOT, RUNS, wait_until
 
+from provision.inventory.loading import load
+from provision.model import StageFinished
+from provision.session import Session
+from provision.tasks.status import status
+
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(600)]
 
 SHORT = ("--", "--steps", "5", "--pause", "0", "--output", "out")
@@ -46,6 +51,27 @@ def test_status_finds_it_from_another_machine(plain_nodes, detached, tmp_path):
     assert one.returncode == 0, one.stderr
     assert "node01" in one.stdout
     assert "node02" in one.stdout
+
+
+def test_the_runs_agents_tell_of_all_nodes(plain_nodes, detached):
+    """As they are asked in a large cluster: one connection, and the same result as from every node directly."""
+    inventory = load(plain_nodes.folder / "inventory.yaml")
+    events = []
+    with Session(inventory, emit=events.append) as session:
+        told = status(session, direct=1)
+    (stage,) = [event for event in events if isinstance(event, StageFinished) and event.stage == "agents"]
+    assert list(stage.states.values()) == ["2 answers"]
+    with Session(inventory) as session:
+        asked = status(session)
+    assert set(told.nodes) == set(asked.nodes) == set(told.offsets)
+    assert [node.release for node in told.nodes.values()] == [node.release for node in asked.nodes.values()]
+    assert told.users == asked.users
+    assert list(told.runs) == list(asked.runs)
+    for result in (told, asked):
+        assert [(part.node, part.state, part.alive) for part in result.runs[detached].parts] == [
+            ("node01", "running", True),
+            ("node02", "running", True),
+        ]
 
 
 def test_logs_have_time_rank_and_line(plain_nodes, detached):

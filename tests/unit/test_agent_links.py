@@ -247,6 +247,31 @@ def test_agents_meet_again_and_again(cluster):
         assert agents.meet(lambda _, number=number: {"n": number}) == {rank: {"n": number} for rank in range(3)}
 
 
+def test_an_agent_that_comes_back_to_a_hub_is_heard(cluster):
+    """In an election an agent may leave a hub that it reaches slowly, and find no other: it comes back."""
+    agents = cluster(3)
+    hub, _, back = (agents.start(rank) for rank in range(3))
+    assert agents.meet(lambda offers: {"from": sorted(offers)}) == dict.fromkeys(range(3), {"from": [0, 1, 2]})
+    back.send("note", text="before")
+    assert coming(hub, "note")["text"] == "before"
+    back.move(1)  # nobody listens there
+    back.move(0)
+    back.send("note", text="after")
+    assert coming(hub, "note")["text"] == "after"
+    results = agents.meet(lambda offers: {"again": sorted(offers)}, patience=30.0)
+    assert results == dict.fromkeys(range(3), {"again": [0, 1, 2]})
+
+
+def test_an_answer_to_an_earlier_offer_is_none_for_a_later_one(cluster):
+    agents = cluster(2)
+    hub, back = (agents.start(rank) for rank in range(2))
+    agents.meet(lambda _: {"meeting": 1})
+    back.move(0)
+    eventually(lambda: back.endpoint.hub.connection is not None)
+    hub.endpoint.send_to(1, {"kind": "_answer", "number": 1, "decision": {"meeting": 1}})
+    assert agents.meet(lambda _: {"meeting": 2}, patience=30.0) == dict.fromkeys(range(2), {"meeting": 2})
+
+
 def test_one_node_needs_no_link():
     link = Link(plan_of(), lambda: None)
     link.start()
