@@ -81,6 +81,11 @@ class Follower:
         return "finished" if all(self.states[name] == "finished" for name in self.members) else "stopped"
 
     @property
+    def shown(self) -> dict[str, str]:
+        """By node, its state at the end of the stage: nodes without which the run continued are no failures."""
+        return {name: "out of the run" if name in self.replaced else state for name, state in self.states.items()}
+
+    @property
     def failures(self) -> dict[str, str]:
         """By node, why the run failed there, with the most relevant last lines of its log."""
         known = {**{name: (why, None) for name, why in self.unheard.items()}, **self._failed}

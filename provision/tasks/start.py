@@ -136,7 +136,7 @@ class Start:
                 shown.running = ""
         finally:
             follower.close()
-            seconds, shown.states = shown.seconds, follower.states
+            seconds, shown.states = shown.seconds, follower.shown
             state = {"ended": follower.state, "detached": "running"}.get(outcome, outcome)
             figures = {"seconds": round(seconds, 1), "losses": follower.losses, "steps": follower.steps}
             why = dict(follower.failures)

@@ -40,6 +40,7 @@ def test_a_spare_replaces_a_node_without_power(three_nodes):
         code = attached.finish()
         assert code == 0, attached.output
         assert re.search(r"node02 lost \(.*\): spare node03 takes rank 1", attached.output), attached.output
+        assert "  node02: out of the run\n" in attached.output
         found = losses(training, run, "node01")
         assert found == expected
         there = events(training, run, "node03")
