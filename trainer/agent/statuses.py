@@ -154,9 +154,11 @@ def output_of(script: Path, patience: float = PATIENCE) -> Optional[str]:
     found = bytearray()
     until = time.monotonic() + patience
     complete = False
+    ready = select.poll()  # the agent of a thousand nodes has too many descriptors for select()
+    ready.register(child.stdout, select.POLLIN)
     try:
         while len(found) <= LARGEST and time.monotonic() < until:
-            if select.select([child.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+            if ready.poll(1e3 * max(0.0, until - time.monotonic())):
                 data = os.read(child.stdout.fileno(), 1 << 16)
                 found += data
                 if not data:
