@@ -88,7 +88,7 @@ class Run:
         sock.sendall(caller.first())
         sock.sendall(caller.take(copies.read_line(sock)))
         stream = Stream(sock, caller.session)
-        stream.send({"rank": real, "instance": "liar", "end": "x", "purpose": "link", "of": "", "received": 0, **hello})
+        stream.send({"rank": real, "instance": "liar", "purpose": "link", "of": "", "received": 0, **hello})
         return stream
 
     def close(self):
@@ -465,9 +465,6 @@ CLAIMS = [
     {"instance": {}},
     {"instance": ""},
     {"instance": "x" * 5000},
-    {"end": ["x"]},
-    {"end": ""},
-    {"end": "x" * 65},
     {"purpose": []},
     {"purpose": "copy"},
     {"purpose": "copy", "from": []},

@@ -156,8 +156,7 @@ class Peer:
         self.rank = rank
         self.node = node
         self.connection: Optional[Connection] = None
-        self.agent = ""  # the id of its process, if it connects to this end
-        self.instance = ""  # the id of its end of the link; empty: it has never connected
+        self.instance = ""  # the id of its process; empty: it has never connected
         self.address = ""
         self.received = 0  # the highest number that it sent
         self.last_arrival = 0.0  # when anything last arrived
@@ -184,7 +183,7 @@ class Peer:
         return True
 
     def known_as(self, instance: str) -> bool:
-        """Record the id of the peer's end. True for a new end, whose numbers start again."""
+        """Record the id of the peer's process. True for a new process, whose numbers start again."""
         before, self.instance = self.instance, instance
         if before in ("", instance):
             return False

@@ -319,15 +319,15 @@ class Hub(End):
 
     def _admit(self, newcomer: PendingConnection, hello: Dict[str, Any]) -> None:
         """Admit an authenticated connection."""
-        rank, instance = whole(hello.get("rank")), _id(hello.get("instance"))
-        if rank is None or not instance:
+        rank, instance = whole(hello.get("rank")), hello.get("instance")
+        if rank is None or not isinstance(instance, str) or not 0 < len(instance) <= INSTANCE:
             raise InvalidMessageError("did not identify its agent")
         peer = self.peers.get(rank)
         if rank in self.excluded:
             self._answer(newcomer, {"refused": self.excluded[rank]})
         elif peer is None:
             self._answer(newcomer, {"refused": "no other node of this run has rank %s" % rank})
-        elif peer.agent not in ("", instance) and peer.connection is not None:
+        elif peer.instance not in ("", instance) and peer.connection is not None:
             who = (peer.address, newcomer.address, peer.rank, peer.node)
             self.conflict = "two nodes have the same rank: %s and %s both claim to be rank %d (%s)" % who
             self._answer(newcomer, {"refused": self.conflict})
@@ -337,12 +337,8 @@ class Hub(End):
             self._join(peer, instance, newcomer, hello)
 
     def _join(self, peer: Peer, instance: str, newcomer: PendingConnection, hello: Dict[str, Any]) -> None:
-        """Connect an agent that is new, reconnects, comes back from another hub, or replaces one that was killed."""
-        end = _id(hello.get("end"))
-        if not end:
-            raise InvalidMessageError("did not identify its end of the link")
-        peer.agent = instance
-        if peer.known_as(end):
+        """Connect an agent that is new, reconnects, or replaces one that was killed."""
+        if peer.known_as(instance):
             self._deliver({"kind": "_withdraw", "rank": peer.rank})
         peer.address = newcomer.address
         connection = newcomer.connection
@@ -366,11 +362,6 @@ class Hub(End):
                 self._take_socket(hello, connection.sock, connection.session)
                 return
         connection.close()
-
-
-def _id(value: Any) -> str:
-    """An id of an agent; "" if it is none."""
-    return value if isinstance(value, str) and len(value) <= INSTANCE else ""
 
 
 Offers = Dict[int, Dict[str, Any]]

@@ -41,7 +41,6 @@ those that are behind catch up: they, or the hub itself, get the decision ``{"sk
 from __future__ import annotations
 
 import collections
-import itertools
 import json
 import threading
 import time
@@ -90,8 +89,7 @@ class Link:
         self._wake = wake
         self._arrived: Deque[Dict[str, Any]] = collections.deque()
         self._changed = threading.Condition()
-        self._instance = ""  # the id of this process
-        self._numbers = itertools.count(1)  # of offers
+        self._instance = ""
         self._excluded: Dict[int, str] = {}
         self._lost: Set[int] = set()  # the hubs that were lost
         self.hub = hub
@@ -127,13 +125,9 @@ class Link:
         from .hub import Hub, HubMeeting  # noqa: PLC0415 - see start
         from .spoke import Spoke, SpokeMeeting  # noqa: PLC0415
 
-        import secrets  # noqa: PLC0415 - see start
-
         plan, link = self._plan, self._plan.link
         assert link is not None
         assert self.copies is not None
-        # Messages are numbered between two ends. An agent that leaves a hub and comes back has another end.
-        own = secrets.token_hex(8)
         host, port = link.address(position)
         place = place_of(host, port)
         try:
@@ -142,13 +136,12 @@ class Link:
             endpoint: Union[Hub, Spoke]
             meeting: Union[HubMeeting, SpokeMeeting]
             if position == plan.node_rank:
-                endpoint = Hub(plan, link, address, own, self._deliver, self.copies.accept)
+                endpoint = Hub(plan, link, address, self._instance, self._deliver, self.copies.accept)
                 endpoint.exclude(self._excluded)
                 meeting = HubMeeting(endpoint, place, self._changed, lost)
             else:
-                ids = (self._instance, own)
-                endpoint = Spoke(plan, link, address, place, ids, self._deliver, position)
-                meeting = SpokeMeeting(endpoint, place, self._changed, self._numbers)
+                endpoint = Spoke(plan, link, address, place, self._instance, self._deliver, position)
+                meeting = SpokeMeeting(endpoint, place, self._changed)
         except OSError as error:
             why = _start_reason(error, plan.node_rank if position == plan.node_rank else None, place)
             raise LinkError("the agents' link: %s" % why) from error

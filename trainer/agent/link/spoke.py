@@ -8,7 +8,7 @@ import selectors
 import socket
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Optional, Tuple, Type
 
 from ..contract.plan import Link, Plan
 from . import HubLostError, LinkError, RefusedLinkError, Tolerance
@@ -61,7 +61,6 @@ class _Try:
 class Spoke(End):
     """See the module.
 
-    ``ids``: of this process, and of this end of the link.
     ``attempt``: the connection that is being made; ``why``: why there is none; ``refused``: why the hub refuses one;
     ``tried``: how many attempts failed.
     """
@@ -72,7 +71,7 @@ class Spoke(End):
         link: Link,
         address: Tuple[Any, Any],
         place: str,
-        ids: Tuple[str, str],
+        instance: str,
         deliver: Callable[[Dict[str, Any]], None],
         hub: int = 0,
     ) -> None:
@@ -84,7 +83,7 @@ class Spoke(End):
         self.tried = 0
         self._address = address
         self._place = place
-        self._ids = ids
+        self._instance = instance
         self.attempt: Optional[_Try] = None
         self._next = 0.0
         self._pause = SOON
@@ -188,7 +187,7 @@ class Spoke(End):
         connection.send(caller.take(line))
         connection.session = caller.session
         connection.limit = CLAIM
-        hello = {"rank": self.rank, "instance": self._ids[0], "end": self._ids[1], "purpose": "link"}
+        hello = {"rank": self.rank, "instance": self._instance, "purpose": "link"}
         connection.send_frame(encode(dict(hello, of=self.hub.instance, received=self.hub.received)))
 
     def _join(self, connection: Connection, welcome: Dict[str, Any]) -> None:
@@ -213,12 +212,10 @@ Offers = Dict[int, Dict[str, Any]]
 class SpokeMeeting:
     """The side of every other agent. ``take`` is called with ``changed`` held."""
 
-    def __init__(self, spoke: Spoke, place: str, changed: threading.Condition, numbers: Iterator[int]) -> None:
-        """``numbers``: of the offers. No two of an agent are equal, so no answer to an earlier one is taken."""
+    def __init__(self, spoke: Spoke, place: str, changed: threading.Condition) -> None:
         self._spoke = spoke
         self._place = place
         self._changed = changed
-        self._numbers = numbers
         self._number = 0
         self._answer: Optional[Dict[str, Any]] = None
 
@@ -242,7 +239,7 @@ class SpokeMeeting:
         """See ``Link.meet``."""
         del decide  # the hub's
         with self._changed:
-            self._number = next(self._numbers)
+            self._number += 1
             self._answer = None
         self._spoke.send({"kind": "_offer", "number": self._number, "topic": topic, "offer": offer})
         try:
