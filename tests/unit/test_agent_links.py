@@ -251,7 +251,7 @@ def test_an_agent_that_comes_back_to_a_hub_is_heard(cluster):
     """In an election an agent may leave a hub that it reaches slowly, and find no other: it comes back."""
     agents = cluster(3)
     hub, _, back = (agents.start(rank) for rank in range(3))
-    assert agents.meet(lambda offers: {"from": sorted(offers)}) == dict.fromkeys(range(3), {"from": [0, 1, 2]})
+    assert agents.meet(lambda offers: {"from": sorted(offers)}) == {rank: {"from": [0, 1, 2]} for rank in range(3)}
     back.send("note", text="before")
     assert coming(hub, "note")["text"] == "before"
     back.move(1)  # nobody listens there
@@ -259,7 +259,7 @@ def test_an_agent_that_comes_back_to_a_hub_is_heard(cluster):
     back.send("note", text="after")
     assert coming(hub, "note")["text"] == "after"
     results = agents.meet(lambda offers: {"again": sorted(offers)}, patience=30.0)
-    assert results == dict.fromkeys(range(3), {"again": [0, 1, 2]})
+    assert results == {rank: {"again": [0, 1, 2]} for rank in range(3)}
 
 
 def test_an_answer_to_an_earlier_offer_is_none_for_a_later_one(cluster):
@@ -269,7 +269,21 @@ def test_an_answer_to_an_earlier_offer_is_none_for_a_later_one(cluster):
     back.move(0)
     eventually(lambda: back.endpoint.hub.connection is not None)
     hub.endpoint.send_to(1, {"kind": "_answer", "number": 1, "decision": {"meeting": 1}})
-    assert agents.meet(lambda _: {"meeting": 2}, patience=30.0) == dict.fromkeys(range(2), {"meeting": 2})
+    assert agents.meet(lambda _: {"meeting": 2}, patience=30.0) == {rank: {"meeting": 2} for rank in range(2)}
+
+
+def test_an_offer_reaches_a_hub_that_listens_again(cluster):
+    """As in an election, in which an agent that was not elected leaves, and listens again when its turn comes."""
+    agents = cluster(2)
+    hub, other = agents.start(0), agents.start(1)
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(other.meet({}, lambda _: {}, 600.0)))
+    waiting.start()
+    eventually(lambda: hub.meeting.offers)
+    hub.move(0)
+    assert hub.meet({}, lambda offers: {"count": len(offers)}, PATIENCE) == {"count": 2}
+    waiting.join(PATIENCE)
+    assert found == [{"count": 2}]
 
 
 def test_one_node_needs_no_link():

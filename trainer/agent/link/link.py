@@ -41,6 +41,7 @@ those that are behind catch up: they, or the hub itself, get the decision ``{"sk
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 import threading
 import time
@@ -90,6 +91,7 @@ class Link:
         self._arrived: Deque[Dict[str, Any]] = collections.deque()
         self._changed = threading.Condition()
         self._instance = ""
+        self._numbers = itertools.count(1)  # of offers
         self._excluded: Dict[int, str] = {}
         self._lost: Set[int] = set()  # the hubs that were lost
         self.hub = hub
@@ -122,7 +124,9 @@ class Link:
         return self._plan.link is None or self.hub == self._plan.node_rank
 
     def _open(self, position: int, lost: Optional[Set[int]]) -> None:
-        from .hub import Hub, HubMeeting  # noqa: PLC0415 - see start
+        import secrets  # noqa: PLC0415 - see start
+
+        from .hub import Hub, HubMeeting  # noqa: PLC0415
         from .spoke import Spoke, SpokeMeeting  # noqa: PLC0415
 
         plan, link = self._plan, self._plan.link
@@ -136,12 +140,13 @@ class Link:
             endpoint: Union[Hub, Spoke]
             meeting: Union[HubMeeting, SpokeMeeting]
             if position == plan.node_rank:
-                endpoint = Hub(plan, link, address, self._instance, self._deliver, self.copies.accept)
+                # Another id each time: this agent may listen again after it gave up, and numbers its messages again.
+                endpoint = Hub(plan, link, address, secrets.token_hex(8), self._deliver, self.copies.accept)
                 endpoint.exclude(self._excluded)
                 meeting = HubMeeting(endpoint, place, self._changed, lost)
             else:
                 endpoint = Spoke(plan, link, address, place, self._instance, self._deliver, position)
-                meeting = SpokeMeeting(endpoint, place, self._changed)
+                meeting = SpokeMeeting(endpoint, place, self._changed, self._numbers)
         except OSError as error:
             why = _start_reason(error, plan.node_rank if position == plan.node_rank else None, place)
             raise LinkError("the agents' link: %s" % why) from error

@@ -8,7 +8,7 @@ import selectors
 import socket
 import threading
 import time
-from typing import Any, Callable, Dict, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type
 
 from ..contract.plan import Link, Plan
 from . import HubLostError, LinkError, RefusedLinkError, Tolerance
@@ -197,9 +197,9 @@ class Spoke(End):
         self._next = 0.0
         self.why = ""
         connection.limit = MESSAGE
-        self.hub.known_as(str(welcome.get("instance"))[:CLAIM])
+        new = self.hub.known_as(str(welcome.get("instance"))[:CLAIM])
         self._attach(self.hub, connection, whole(welcome.get("received")) or 0)
-        self._deliver({"kind": "_connected"})
+        self._deliver({"kind": "_new_hub" if new else "_connected"})
         self._receive(self.hub, connection)
 
 
@@ -212,16 +212,21 @@ Offers = Dict[int, Dict[str, Any]]
 class SpokeMeeting:
     """The side of every other agent. ``take`` is called with ``changed`` held."""
 
-    def __init__(self, spoke: Spoke, place: str, changed: threading.Condition) -> None:
+    def __init__(self, spoke: Spoke, place: str, changed: threading.Condition, numbers: Iterator[int]) -> None:
+        """``numbers``: of the offers. No two of an agent are equal, so no answer to an earlier one is taken."""
         self._spoke = spoke
         self._place = place
         self._changed = changed
+        self._numbers = numbers
         self._number = 0
+        self._offer: Optional[Dict[str, Any]] = None  # that waits for an answer
         self._answer: Optional[Dict[str, Any]] = None
 
     def take(self, kind: str, message: Dict[str, Any]) -> None:
-        """Handle the hub's answer."""
-        if kind == "_answer" and message.get("number") == self._number:
+        """Handle the hub's answer, or that the hub listens anew and has forgotten the offer."""
+        if kind == "_new_hub" and self._offer is not None:
+            self._spoke.send(self._offer)
+        elif kind == "_answer" and message.get("number") == self._number:
             if "refused" not in message and not isinstance(message.get("decision"), dict):
                 spoke = self._spoke
                 message = {"refused": "%s (%s) sent an invalid decision" % (spoke.hub.node, spoke.role)}
@@ -239,14 +244,17 @@ class SpokeMeeting:
         """See ``Link.meet``."""
         del decide  # the hub's
         with self._changed:
-            self._number += 1
+            self._number = next(self._numbers)
             self._answer = None
-        self._spoke.send({"kind": "_offer", "number": self._number, "topic": topic, "offer": offer})
+            self._offer = {"kind": "_offer", "number": self._number, "topic": topic, "offer": offer}
+        self._spoke.send(self._offer)
         try:
             answer = self._wait(limit, alive, tolerance)
         except Exception:
             self._spoke.send({"kind": "_withdraw"})
             raise
+        finally:
+            self._offer = None
         if "refused" in answer:
             raise LinkError(str(answer["refused"])[:REASON])
         decision: Dict[str, Any] = answer["decision"]
