@@ -1,7 +1,8 @@
 """Elects another hub when the hub of the link is lost.
 
 Each agent tries the others in the order of the roster, and listens itself when its turn comes: the first one at once,
-each further one ``STEP`` seconds later. An agent that reaches a listening one has found its hub. An agent that listens
+each further one ``STEP`` seconds later. A spare waits for ``LATER`` more seconds: it notices the loss at once, and the
+others end their processes first. Two that listen at the same time would miss each other for ``HOLD`` seconds. An agent that reaches a listening one has found its hub. An agent that listens
 needs enough others (``Tolerance.enough``, a majority), or it stops listening and tries the others again. An agent is
 connected to one hub at a time, so two parts of a divided network cannot both have a majority.
 """
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .link import Link
 
 STEP = 3.0  # seconds between the turns of two agents: they notice the loss of a hub at different times
+LATER = 2 * STEP  # seconds by which a spare's turns come later
 HOLD = 5.0  # seconds in which enough others must connect to an agent that listens
 TRY = 1.5  # seconds for a connection to another agent
 PAUSE = 0.2  # seconds between two rounds of tries
@@ -32,6 +34,7 @@ class Election:
         lost: the position of the lost hub, which is tried too once this agent has listened in vain: it may be back.
         enough: whether the agents at these positions are enough.
         alive: cancels the election by returning False; called several times a second.
+        spare: this agent has no processes to end.
     """
 
     def __init__(
@@ -42,11 +45,13 @@ class Election:
         lost: int,
         enough: Callable[[Set[int]], bool],
         alive: Callable[[], bool],
+        spare: bool = False,
     ) -> None:
         self._link, self._own, self._enough, self._alive = link, own, enough, alive
         self._others = [position for position in order if position != own]
         self._turn = sum(1 for position in order if position < own)
         self._lost = lost
+        self._wait = self._turn * STEP + (LATER if spare else 0.0)
         self._most = 1
 
     def run(self, seconds: float) -> None:
@@ -58,12 +63,12 @@ class Election:
             LinkError: cancelled, or this agent cannot listen.
         """
         limit = time.monotonic() + seconds
-        listen_at = time.monotonic() + self._turn * STEP
+        listen_at = time.monotonic() + self._wait
         while time.monotonic() < limit:
             if time.monotonic() >= listen_at:
                 if self._listen():
                     return
-                listen_at = time.monotonic() + (1 + self._turn) * STEP
+                listen_at = time.monotonic() + STEP + self._wait
                 self._add_lost()
             if any(self._reaches(position) for position in self._others_while_alive()):
                 return

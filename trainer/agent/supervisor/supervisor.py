@@ -49,7 +49,7 @@ FOREVER = 10 * 365 * 86400.0  # for a node that has finished, while the others a
 STEADY = 120.0  # seconds of an attempt after which its failure counts as the first one again
 RELAY = 2.0  # seconds in which the hub's decision arrives
 SILENT = 10.0  # seconds of silence after which a node is lost, once the attempt has failed
-ELECTION = 10.0  # seconds for an election at least; twice ``lost_after`` if that is longer
+ELECTION = 16.0  # seconds for an election at least; twice ``lost_after`` if that is longer
 ISOLATED = 600.0  # the same for a spare: the run may be undisturbed, and end this spare's isolation
 ROUNDS = 8  # decisions before an attempt: each damaged copy that is found needs another one
 # Numbers of the meetings of an attempt, from its first one on: two for each round, its end, and two for last copies.
@@ -433,7 +433,8 @@ class Supervisor:
             return self._control.stop is None and not self._control.broken
 
         try:
-            Election(self._link, plan.rank, order, lost, self._roster.enough, alive).run(seconds)
+            spare = plan.rank not in self._roster.members
+            Election(self._link, plan.rank, order, lost, self._roster.enough, alive, spare).run(seconds)
         except (HubLostError, RefusedLinkError) as error:
             self._over = str(error)
             raise LinkError(str(error)) from error
