@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ if not found:
     save(2, rank, weights=rank == 0)
     with zipfile.ZipFile("out/checkpoint-2/" + own, "w") as file:
         file.writestr("data", "of rank %d" % rank)
+        file.writestr("more", bytes(int(os.environ.get("MORE", "0"))))
     open("ready", "w").close()
     time.sleep(600)
 save(4, rank, weights=rank == 0)
@@ -207,6 +209,27 @@ def test_copies_continue_on_a_spare_that_took_a_rank(spare_run):
     for position in (0, 2):
         (run.parts[position].folder / "go").touch()
     assert {end["state"] for end in run.ends(0, 2, 3)} == {"finished"}
+
+
+def test_another_copy_is_used_if_its_node_falls_silent_in_a_restore(spare_run):
+    """The run has no restart: the loss of a spare that has copies fails no attempt."""
+    run = spare_run(2, 3, lost_after=3)
+    run.start(PARTED, copies={"peers": 3, "rate": 1 << 30}, env={"MORE": str(96 << 20)}).wait_ready()
+    (copied,) = eventually(lambda: run.events(0, "copied"))
+    assert copied["on"] == ["n1", "n2", "n3", "n4"]  # n2 to n4 have the file of n1
+    shutil.rmtree(run.parts[2].folder / "out")  # so the first spare gets its files from the second one
+    run.kill(1)
+    shutil.rmtree(run.parts[1].folder / "out")
+    log = run.parts[2].logs / "events.jsonl"
+    eventually(lambda: "files of checkpoint-2" in log.read_text())
+    run.stop(3)
+    began = time.monotonic()
+    assert run.resumed(2) == {"rank": 1, "data": "of rank 1", "weights": True}
+    assert time.monotonic() - began < 15
+    assert {end["state"] for end in run.ends(0, 2, 4)} == {"finished"}
+    assert any(event["text"].startswith("n3 is lost while") for event in run.events(2, "notice"))
+    assert [event["attempt"] for event in run.events(0, "attempt")] == [1, 2]
+    assert list(run.parts[0].state()["excluded"]) == ["n1", "n3"]
 
 
 def test_a_spare_that_cannot_write_the_checkpoint_tries_again(spare_run):

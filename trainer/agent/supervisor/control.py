@@ -110,6 +110,7 @@ class Control:
         """Forget who was silent, and repeat what the old hub may not have sent: the link has another hub."""
         self._silent.clear()
         self._waits.clear()
+        self.missing.clear()
         if self.stop is not None:
             self.link.send("stop", save=self.stop.save, who=self.stop.who)
         if self.failure is not None:

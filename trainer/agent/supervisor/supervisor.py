@@ -13,9 +13,9 @@ from __future__ import annotations
 import time
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set
 
-from ..link import CopyError, DigestError, HubLostError, LinkError, RefusedLinkError, Tolerance
+from ..link import CopyError, DigestError, HolderLostError, HubLostError, LinkError, RefusedLinkError, Tolerance
 from ..link.link import Link
 from ..notify import RESTART, Notifier
 from ..run_files import Events, NodePlan, State
@@ -51,7 +51,7 @@ RELAY = 2.0  # seconds in which the hub's decision arrives
 SILENT = 10.0  # seconds of silence after which a node is lost, once the attempt has failed
 ELECTION = 10.0  # seconds for an election at least; twice ``lost_after`` if that is longer
 ISOLATED = 600.0  # the same for a spare: the run may be undisturbed, and end this spare's isolation
-ROUNDS = 8  # decisions before an attempt: each damaged copy that is found needs another one
+ROUNDS = 8  # decisions before an attempt: each damaged copy, or lost node with copies, needs another one
 # Numbers of the meetings of an attempt, from its first one on: two for each round, its end, and two for last copies.
 READY, END, LAST, MEETINGS = 1, 2 * ROUNDS, 2 * ROUNDS + 1, 2 * ROUNDS + 3
 UNPREPARED = 5  # of a node with a full disk, after which a spare replaces it
@@ -78,6 +78,7 @@ class Supervisor:
         self._last_failure: Optional[Dict[str, Any]] = None  # why the last attempt failed
         self._last: Optional[Dict[str, Any]] = None  # the decision of the last attempt, if all agents have judged it
         self._keeper: Optional[Keeper] = None  # of a spare
+        self._lost_holders: Set[int] = set()  # positions of nodes that were lost in a copy of this attempt
         self._condemns: Optional[str] = None  # why a spare should replace this node
         self._over: Optional[str] = None  # why this agent must end although others may continue
         events.listener = self._notifier.take
@@ -290,6 +291,7 @@ class Supervisor:
             return decide_start(plan, offers, number, resume, self._roster, self._reasons(), self._condemned())
 
         topic = number * MEETINGS
+        self._lost_holders.clear()
         for _ in range(ROUNDS):
             decision = self._meet(topic, offer, decide, MEET, self._going)
             check_start(plan, decision, self._link.hub)
@@ -310,12 +312,13 @@ class Supervisor:
                 self._events.emit("attempt", **about, nodes=list(self._roster.nodes))
                 return decision
             topic += READY + 1
-        raise LinkError("copies of the checkpoint are damaged again and again; see the notices")
+        raise LinkError("copies of the checkpoint are damaged or lost again and again; see the notices")
 
     def _prepare(self, topic: int, decision: Dict[str, Any]) -> Optional[bool]:
         """Move aside and copy what the decision says.
 
-        False: a copy was damaged and removed, so decide again. None: a failure came first.
+        False: a copy was damaged and removed, or a node that has copies is lost: decide again. None: a failure came
+        first.
         """
         plan, first = self._plan, self._position == self._roster.members[0]
         for text in decision.get("refused", ()) if first else ():
@@ -325,19 +328,17 @@ class Supervisor:
             return True
         from ..keeping import restoring  # noqa: PLC0415 - rare
 
-        damaged: List[Tuple[int, str]] = []
-        problem = ""
+        offer: Dict[str, Any] = {}
         try:
             if aside and plan.output is not None:
                 self._move_aside(plan.output, aside, report=first)
             files = [tuple(each) for each in copies.get(str(self._position), [])]
-            damaged = self._fetch(files, decision["checkpoint"])
+            offer = self._fetch(files, decision["checkpoint"])
         except (CopyError, OSError) as error:
             if not self._tries_again(error):
                 raise
-            problem = str(error)
+            offer = {"problem": str(error)}
         # No program may start before all nodes are ready: they may share the folder.
-        offer = {"damaged": damaged, "problem": problem}
         answer = self._meet(topic, lambda: offer, restoring.join, FOREVER, self._going)
         failed = restoring.failed(answer, len(self._roster.names))
         if failed is not None:
@@ -345,7 +346,7 @@ class Supervisor:
         if answer.get("skip") or failed is not None:
             return None
         self._unprepared = 0
-        return restoring.drop(plan, restoring.check(answer), self._events)
+        return restoring.drop(plan, restoring.check(answer), self._events) and answer.get("again") is not True
 
     def _tries_again(self, error: Exception) -> bool:
         """Whether a checkpoint that this node cannot prepare fails the attempt, and not the run or the node."""
@@ -354,30 +355,45 @@ class Supervisor:
         self._unprepared += 1
         return self._restarted < self._plan.data.restarts and (not self._survives or self._unprepared <= UNPREPARED)
 
-    def _fetch(self, files: List[Any], checkpoint: Optional[str]) -> List[Tuple[int, str]]:
-        """Copy files of the checkpoint. Returns the damaged copy that was received, with the position that has it.
+    def _fetch(self, files: List[Any], checkpoint: Optional[str]) -> Dict[str, Any]:
+        """Copy files of the checkpoint. Returns the offer for the meeting after it, see ``restoring.join``.
 
-        In a run that survives the loss of nodes, a failed copy is a failed attempt.
+        In a run that survives the loss of nodes, a failed copy is a failed attempt. The loss of the node that has the
+        files is none: the hub decides again, without that node.
 
         Raises:
             CopyError, OSError: a file could not be copied.
         """
         output = self._plan.output
         if not files or output is None:
-            return []
+            return {}
         output.mkdir(parents=True, exist_ok=True)
         text = "copying %d files of %s" % (len(files), checkpoint)
         self._events.emit("notice", level="info", text=text)
         try:
-            self._link.fetch(files, self._going)
+            self._link.fetch(files, self._going, lost=self._is_lost)
         except DigestError as error:
-            return [(error.holder, error.source)]
+            return {"damaged": [(error.holder, error.source)]}
+        except HolderLostError as error:
+            self._lost_holders.add(error.holder)
+            text = "%s is lost while files of %s are copied from it: the agents choose another copy"
+            self._events.emit("notice", text=text % (self._roster.names[error.holder], checkpoint))
+            return {"again": True}
         except CopyError as error:
             if not self._survives:
                 raise
             self._control.take()  # the node that has them may be lost
             self._control.fail(None, str(error))
-        return []
+        return {}
+
+    def _is_lost(self, position: int) -> bool:
+        """Whether to do without the node at a position, whose files are copied.
+
+        The hub may choose a node again that was lost here. Then it is back, and lost only after ``protocol.SILENCE``.
+        """
+        if not self._survives or position in self._lost_holders:
+            return False
+        return self._roster.names[position] in self._control.missing
 
     def _meet(
         self,
