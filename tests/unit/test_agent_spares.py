@@ -17,6 +17,9 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 
 from agents import SAVE, alive, eventually, free_port, nodes
 
+from trainer.agent.contract import effective
+from trainer.agent.supervisor.spent import SHARE
+
 # Without a checkpoint it saves one, writes the file ``ready`` and waits; with one it prints its place and finishes.
 TRAINER = (
     SAVE
@@ -261,6 +264,46 @@ def test_another_agent_becomes_the_hub_if_rank_0_is_lost(spare_run):
     assert [run.resumed(position) for position in (3, 1, 2)] == [place(rank, 3, "127.0.0.4") for rank in range(3)]
     assert [end["state"] for end in run.ends(1, 2, 3)] == ["finished"] * 3
     assert {run.parts[position].state()["hub"] for position in (1, 2, 3)} == {1}
+
+
+# Rank 0 makes a step every 50 ms. A resumed run ends soon.
+STEPS = (
+    TRAINER.replace(
+        "    time.sleep(600)",
+        """
+    for step in range(3, 10**6):
+        time.sleep(0.05)
+        if rank == 0:
+            print("step %d loss 1.0" % step, flush=True)""",
+    )
+    + """
+if rank == 0:
+    for step in range(3, 43):
+        time.sleep(0.05)
+        print("step %d loss 1.0" % step, flush=True)
+"""
+)
+
+
+def test_the_account_of_time_continues_on_the_node_that_takes_rank_0(spare_run):
+    run = spare_run(2, 1).start(STEPS).wait_ready()
+
+    def trained():
+        found = effective.read(run.parts[0].state().get("spent"))
+        return found if found is not None and found.training > 1.5 * SHARE else None
+
+    before = eventually(trained)
+    run.kill(0)
+    assert {end["state"] for end in run.ends(1, 2)} == {"finished"}
+    end = run.events(2, "end")[-1]
+    found = effective.read(end["spent"])
+    assert before.training - SHARE - 2 < found.training <= before.training + 6  # its state is 5 s old at most
+    assert found.repeating > 0.5  # the new rank 0's steps were made before
+    assert (found.restarts, found.failures) == (1, 1)
+    assert found.recovering > 2  # until the loss was noticed
+    began = run.parts[0].state()["began"]
+    assert found.total == pytest.approx(end["time"] - began, abs=2.0)
+    assert run.parts[2].state()["spent"]["training"] == pytest.approx(found.training, abs=0.1)
 
 
 def test_two_nodes_are_lost_at_once(spare_run):

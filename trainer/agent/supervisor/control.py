@@ -52,6 +52,7 @@ class Control:
         self.last_progress = time.monotonic()  # when the run was last seen to make progress
         self.last_traffic = 0.0  # when its traffic was last seen, for runs without a log of steps
         self.link: Any = None
+        self.account: Any = None  # takes the account of rank 0's node, see ``spent.py``
         self.keeping: Optional[Callable[[Dict[str, Any]], None]] = None  # takes messages about copies
         self.missing: Set[str] = set()  # nodes whose agents exited or are silent
         self.requests = 0  # stop requests that came to this node itself, from another program; a signal counts twice
@@ -273,9 +274,11 @@ class Control:
             self._report(kind, node, message)
 
     def _report(self, kind: Any, node: str, message: Dict[str, Any]) -> None:
-        """Handle a message about signals and stacks of another node's ranks."""
+        """Handle a message about signals and stacks of another node's ranks, or about the time of the run."""
         if kind == "round":
             self.rounds[node] = message
+        elif kind == "spent" and self.account is not None and node == self.all_nodes[self.first]:
+            self.account.hear(message.get("spent"))
         elif kind == "stack?":
             self.stack_wanted = _rank(message.get("straggler"))
         elif kind == "stacks?":

@@ -41,6 +41,7 @@ from .decisions import (
 
 if TYPE_CHECKING:
     from ..keeping.keeper import Keeper
+    from .spent import KeptAccount
 
 MEET = 180.0  # seconds in which all agents must meet to start an attempt
 SLURM = "Slurm"  # start of ``Stop.who``, if the time of the job is almost over
@@ -63,9 +64,17 @@ _NOTHING: Dict[str, Any] = {"rc": None, "signal": None, "stopped": False, "left"
 class Supervisor:
     """One run on one node. ``run`` does all of it. ``guard``: a pipe that closes when the guard exits."""
 
-    def __init__(self, plan: NodePlan, events: Events, state: State, guard: Optional[int]) -> None:
+    def __init__(
+        self,
+        plan: NodePlan,
+        events: Events,
+        state: State,
+        guard: Optional[int],
+        account: Optional["KeptAccount"] = None,
+    ) -> None:
         self._plan, self._events, self._state = plan, events, state
         self._control = Control(plan, events, guard)
+        self._control.account = account
         self._link = Link(plan.data, self._control.nudge)
         self._textfile = Textfile(plan, events)
         self._notifier = Notifier(plan)
@@ -242,7 +251,10 @@ class Supervisor:
 
     def _adopt(self, decision: Dict[str, Any]) -> None:
         """Adopt the nodes of a decision."""
-        self._roster = roster = rosters.from_decision(self._roster, decision)
+        before, self._roster = self._roster, rosters.from_decision(self._roster, decision)
+        roster = self._roster
+        if self._position == roster.members[0] != before.members[0] and self._control.account is not None:
+            self._control.account.take_over()
         self._replaces = False
         if self._survives:
             self._control.members = set(roster.nodes)
