@@ -416,14 +416,14 @@ node=$(tr '\\0' '\\n' </proc/$PPID/cmdline | sed -n 's|/plan-.*[.]json$||p' | he
 case $* in
 *--loop=*) exec sleep 600 ;;
 *clocks.max.sm*) printf '0, 1980, GPU-a\\n1, 1980, GPU-b\\n'; touch "$node/listed" ;;
-*) if [ -e "$node/lost" ]; then cat "$node/lost"; else printf 'GPU-a\\nGPU-b\\n'; fi ;;
+*) if [ -e "$node/lost" ]; then cat "$node/lost"; else printf 'GPU-a\\nGPU-b\\n'; touch "$node/asked"; fi ;;
 esac
 """
 # The rank of n1 fails when the test says so. The other ranks finish in the second attempt.
 LOSES = """
 import os, sys, time
 node = os.environ["CLUSTERCTL_NODE"]
-if os.path.exists("ready") or node == "n2":
+if os.path.exists("ready") or node in ("n2", "n3"):
     sys.exit(0)
 open("ready", "w").close()
 while node != "n1" or not os.path.exists("go"):
@@ -470,6 +470,29 @@ def test_a_spare_replaces_a_node_that_lost_a_gpu(spare_run, gpus, answer, says):
     assert says in replaced["text"]
     end = run.parts[1].wait_end()
     assert end["why"]["text"].startswith(f"a spare replaces this node: {says}")
+
+
+def test_a_spare_that_lost_a_gpu_takes_no_rank(spare_run, gpus):
+    run = spare_run(2, 2).start(LOSES).wait_ready()
+    run.parts[2].wait_for("asked")
+    (run.parts[2].folder / "lost").write_text("GPU-b\n")
+    lose(run, "GPU-a\n")
+    assert {end["state"] for end in run.ends(0, 2, 3)} == {"finished"}
+    (replaced,) = run.events(0, "replaced")
+    assert (replaced["node"], replaced["spare"]) == ("n1", "n3")
+    assert run.parts[0].state()["members"] == ["n0", "n3"]
+    texts = [event["text"] for event in run.events(2, "notice")]
+    assert "this spare takes no rank: it has lost GPU 0: nvidia-smi lists 1 of 2" in texts
+
+
+def test_a_run_whose_only_spare_lost_a_gpu_ends_and_says_why(spare_run, gpus):
+    run = spare_run(2, 1).start(LOSES).wait_ready()
+    run.parts[2].wait_for("asked")
+    (run.parts[2].folder / "lost").write_text("GPU-b\n")
+    run.kill(1)
+    for end in run.ends(0, 2):
+        assert end["state"] == "failed"
+        assert "no spare is left for n1; n2 takes no rank: it has lost GPU 0" in end["why"]["text"]
 
 
 def test_a_failed_rank_on_a_node_with_all_gpus_is_no_reason_to_replace_it(spare_run, gpus):

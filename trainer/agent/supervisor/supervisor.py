@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set
 
 from ..link import CopyError, DigestError, HolderLostError, HubLostError, LinkError, RefusedLinkError, Tolerance
 from ..link.link import Link
+from ..lost_gpus import SpareGpus
 from ..notify import RESTART, Notifier
 from ..run_files import Events, NodePlan, State
 from ..textfile import Textfile, remove
@@ -32,6 +33,8 @@ from .decisions import (
     check_start,
     decide_end,
     decide_start,
+    describe_outcome,
+    describe_reason,
     judge,
     offer_end,
     offer_start,
@@ -88,6 +91,7 @@ class Supervisor:
         self._last: Optional[Dict[str, Any]] = None  # the decision of the last attempt, if all agents have judged it
         self._keeper: Optional[Keeper] = None  # of a spare
         self._lost_holders: Set[int] = set()  # positions of nodes that were lost in a copy of this attempt
+        self._gpus = SpareGpus(self._control.wait)
         self._condemns: Optional[str] = None  # why a spare should replace this node
         self._over: Optional[str] = None  # why this agent must end although others may continue
         events.listener = self._notifier.take
@@ -192,6 +196,7 @@ class Supervisor:
 
     def _judge_as_spare(self, decision: Dict[str, Any]) -> Dict[str, Any]:
         """Wait for the end of an attempt of the other nodes, and hold copies meanwhile."""
+        self._gpus.learn()
         copies = self._plan.data.copies
         if copies is not None:
             from ..keeping.keeper import Keeper  # noqa: PLC0415 - few runs have spares
@@ -206,6 +211,11 @@ class Supervisor:
             self._keeper = None
         self._remember(decision, verdict)
         return verdict
+
+    def _look_at_gpus(self, attempt: int) -> None:
+        """Look for lost GPUs of this spare after the failure of an attempt, before it may take a rank."""
+        if self._gpus.look(attempt):
+            self._events.emit("notice", text="this spare takes no rank: %s" % self._gpus.lost)
 
     def _remember(self, decision: Dict[str, Any], verdict: Dict[str, Any]) -> None:
         """Remember the decision of an attempt after which the agents may copy the last checkpoint together."""
@@ -259,7 +269,7 @@ class Supervisor:
         if self._survives:
             self._control.members = set(roster.nodes)
         self._control.first = roster.members[0]
-        self._control.spares = len(roster.spares)
+        self._control.spares = len(roster.ready)
         reasons = {}
         for position, why in roster.excluded.items():
             reasons[position] = "the run continues without %s: %s" % (roster.names[position], why)
@@ -297,13 +307,15 @@ class Supervisor:
         resume = plan.data.resuming or number > 1
 
         def offer() -> Dict[str, Any]:
-            return dict(offer_start(plan, number, resume), condemned=self._condemns)
+            return dict(offer_start(plan, number, resume), condemned=self._condemns, unfit=self._gpus.lost)
 
         def decide(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
             return decide_start(plan, offers, number, resume, self._roster, self._reasons(), self._condemned())
 
         topic = number * MEETINGS
         self._lost_holders.clear()
+        if self._position not in self._roster.members:
+            self._look_at_gpus(number - 1)
         for _ in range(ROUNDS):
             decision = self._meet(topic, offer, decide, MEET, self._going)
             check_start(plan, decision, self._link.hub)
@@ -516,6 +528,8 @@ class Supervisor:
             control.take()
             if self._keeper is not None:
                 self._keeper.look()
+            if is_spare and control.failure is not None:
+                self._look_at_gpus(self._events.attempt)
             if self._survives:
                 return not control.broken and not (is_spare and control.failed_here())
             return not control.broken and not control.lost_nodes()
@@ -572,19 +586,3 @@ def failures_in_row(before: int, seconds: float, *, new_steps: bool = False) -> 
     ``new_steps``: it made steps beyond those of all earlier ones, so the cluster works and the next need not wait.
     """
     return 1 if seconds >= STEADY or new_steps else before + 1
-
-
-def describe_reason(why: Optional[Dict[str, Any]]) -> str:
-    """Describe a reason."""
-    if why is None:
-        return "the cause is unknown"
-    return "%s: %s" % (why["node"], why["text"])
-
-
-def describe_outcome(outcome: Dict[str, Any]) -> str:
-    """Describe how a node's command ended."""
-    if outcome["stopped"]:
-        return "it stopped"
-    if outcome["signal"]:
-        return "its command was killed by %s" % outcome["signal"]
-    return "its command exited with code %s" % outcome["rc"]
