@@ -732,6 +732,20 @@ def test_repeatedly_broken_connections_lose_and_duplicate_no_message(cluster, pr
         assert [message["number"] for message in seen if message["kind"] == "note"] == list(range(200))
 
 
+def test_an_agent_that_leaves_its_connection_in_an_election_and_connects_again_gets_all_messages(cluster):
+    """An election tries an agent several times. One that was given up may connect first."""
+    agents = cluster(2)
+    hub, other = agents.start(0), agents.start(1)
+    agents.meet()
+    for number in range(3):
+        hub.send("note", number=number)
+        assert coming(other, "note")["number"] == number
+        other.send("note", number=number)
+        assert coming(hub, "note")["number"] == number
+        other.move(0)
+        assert agents.meet(lambda offers: {"from": sorted(offers)}) == {0: {"from": [0, 1]}, 1: {"from": [0, 1]}}
+
+
 def test_a_delayed_agent_blames_no_node(cluster, clock):
     agents = cluster(2, lost_after=3.0)
     held, other = agents.start(0), agents.start(1)

@@ -187,14 +187,18 @@ class Peer:
         before, self.instance = self.instance, instance
         if before in ("", instance):
             return False
-        self.received = 0
         self.left = self.gone = self.lost = False
+        self.number_again()
+        return True
+
+    def number_again(self) -> None:
+        """Number the messages in both directions from the start: the other side knows no number of this peer."""
+        self.received = 0
         kept = [body for _, body in self.unacknowledged]
         self.unacknowledged.clear()
         self._number = self.size = 0
         for body in kept:
             self.queue(body)
-        return True
 
     def attach(self, connection: Connection, received: int, now: float) -> Optional[Connection]:
         """Continue over a new connection, after message ``received``. Returns the old connection, for closing."""

@@ -340,6 +340,9 @@ class Hub(End):
         """Connect an agent that is new, reconnects, or replaces one that was killed."""
         if peer.known_as(instance):
             self._deliver({"kind": "_withdraw", "rank": peer.rank})
+        elif hello.get("of") != self._instance:
+            # The same process with a new spoke: an election makes several, and an earlier one may have connected.
+            peer.number_again()
         peer.address = newcomer.address
         connection = newcomer.connection
         connection.limit = MESSAGE
