@@ -114,8 +114,13 @@ class RunData:
 
     @property
     def spent(self) -> Effective | None:
-        """Where its time went, from the lowest rank whose agent saw steps; None for an older run."""
-        states = [found for each in self.nodes if (found := effective.read(each.state.get("spent")))]
+        """Where its time went, from the lowest rank whose agent saw steps; None for an older run.
+
+        A node that was lost has an old account: the node that took its rank continues it.
+        """
+        lost = {name for each in self.nodes if isinstance(out := each.state.get("excluded"), dict) for name in out}
+        nodes = [each for each in self.nodes if each.name not in lost]
+        states = [found for each in nodes if (found := effective.read(each.state.get("spent")))]
         seen = (found for found in states if found.top is not None)
         return next(seen, states[0] if states else effective.read(self.record.get("spent")))
 

@@ -259,7 +259,8 @@ class Follower:
             self._failed.setdefault(str(why.get("node") or name), (str(text), why.get("rank")))
 
     def _take_spent(self) -> None:
-        ends = [self._ends[name].get("spent") for name in self.names if name in self._ends]
+        order = dict.fromkeys((*self.members, *self.names))  # a lost node that is back has an old account
+        ends = [self._ends[name].get("spent") for name in order if name in self._ends]
         known = [spent for spent in ends if isinstance(spent, dict)]
         self.spent = next((spent for spent in known if spent.get("top") is not None), known[0] if known else None)
 

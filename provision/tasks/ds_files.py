@@ -15,6 +15,7 @@ from provision.errors import ListedError
 from provision.model import Node
 from provision.run import WORK, Job, RunFiles, needs
 from provision.run.config_text import read
+from provision.run.fewer_nodes import Obstacle, Zero, obstacles, zero_of, zero_of_accelerate
 from provision.run.program import Program, is_deepspeed, read_program
 from provision.run.script_source import Source, script_files
 from trainer.ds_config.check import ACCELERATE, ERROR, LIMIT, TRAINER, UNKNOWN, Context, Finding, check, parse
@@ -22,6 +23,7 @@ from trainer.ds_config.check.arguments import DEFAULTS, typed
 from trainer.ds_config.check.reading import read as read_json
 
 _OPTIONS = re.compile(r"(^|_)(deepspeed|deepspeed_config|deepspeed_config_file|ds_config|ds_config_file|ds_cfg)$")
+_ANY_RANKS = ("trainer.lm", "trainer.vlm")  # resume on any number of ranks, with DeepSpeed too
 _LISTED = 40
 
 
@@ -69,6 +71,31 @@ def check_job(
     configs = {each.file: each.data for each in checked}
     found = needs.needed(values, configs, factory=job.kind == "config", env=env)
     return checked, replace(files, needs=found)
+
+
+def fewer_nodes(job: Job, files: RunFiles, checked: Sequence[Checked]) -> list[Obstacle]:
+    """Why a job cannot continue on fewer nodes than it starts on.
+
+    Args:
+        job: the job.
+        files: its files.
+        checked: its DeepSpeed configurations that are on this machine.
+    """
+    if job.kind == "module" and job.target in _ANY_RANKS:
+        return []
+    folder, program = _folder(job), read_program(files.source)
+    context = _context(job, files.settings, program)
+    found = {each.file: zero_of(each.file, each.data) for each in checked}
+    for value in _named(job, files, folder, program):
+        if isinstance(value, str) and value and value not in found:
+            found[value] = Zero(value)
+        elif isinstance(value, Mapping):
+            found[job.target] = zero_of(f"{job.target}: deepspeed", value)
+    if job.launcher == "accelerate" and not found:
+        zero = zero_of_accelerate(str(job.launcher_config or "accelerate"), files.settings, parse(job.launcher_args))
+        found |= {} if zero is None else {zero.where: zero}
+    arguments = context.arguments or {}
+    return list(obstacles(found, trainer=context.program == TRAINER, arguments=arguments))
 
 
 def check_file(path: Path, name: str, context: Context) -> Checked:
@@ -178,19 +205,22 @@ def _looks_like_trainer(job: Job, arguments: Mapping[str, Any]) -> bool:
 
 def _files(job: Job, files: RunFiles, folder: Path, program: Program | None) -> Iterator[str]:
     """The configurations that are sent from this machine, relative to the folder."""
-    settings, made = files.settings, files.texts
-    if job.kind == "config":
-        named = [settings.get("deepspeed")]
-    else:
-        arguments = {**parse(job.launcher_args), **parse(job.args), **((program and program.given) or {})}
-        named = [value for name, value in arguments.items() if _OPTIONS.search(name)]
-        inner = settings.get("deepspeed_config")
-        named += [inner.get("deepspeed_config_file")] if isinstance(inner, dict) else []
-        written = program.files if program else ()
-        named += [name for name in written if _is_file(folder / name) and is_deepspeed(folder / name)]
+    named = _named(job, files, folder, program)
     for name in dict.fromkeys(each for each in named if isinstance(each, str)):
-        if not name.startswith("/") and (f"{WORK}/{name}" in made or _is_file(folder / name)):
+        if not name.startswith("/") and (f"{WORK}/{name}" in files.texts or _is_file(folder / name)):
             yield name
+
+
+def _named(job: Job, files: RunFiles, folder: Path, program: Program | None) -> list[Any]:
+    """The configurations that a job names: paths, or a configuration itself; None and others where there is none."""
+    if job.kind == "config":
+        return [files.settings.get("deepspeed")]
+    arguments = {**parse(job.launcher_args), **parse(job.args), **((program and program.given) or {})}
+    named = [value for name, value in arguments.items() if _OPTIONS.search(name)]
+    inner = files.settings.get("deepspeed_config")
+    named += [inner.get("deepspeed_config_file")] if isinstance(inner, dict) else []
+    written = program.files if program else ()
+    return named + [name for name in written if _is_file(folder / name) and is_deepspeed(folder / name)]
 
 
 def _is_file(path: Path) -> bool:

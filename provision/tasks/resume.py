@@ -222,7 +222,8 @@ def refuse_resume(
         live = fold(part.node for part in run.parts if part.live)
         raise UsageError(
             f"run {run.id} is running on {live}",
-            hint=f"clusterctl logs -f {run.id}; to restart it from its checkpoint, first: clusterctl stop {run.id}",
+            hint=f"clusterctl logs -f {run.id}; to restart it from its checkpoint: clusterctl stop {run.id}; then: "
+            + session.again(command="resume", words=(run.id,)),
         )
     silent = {
         part.node: "no answer"

@@ -195,7 +195,8 @@ def refuse_queued(session: Session, run: str, node: Node, job: str) -> None:
     if queued is not None and queued.state in slurm.WAITING:
         raise UsageError(
             f"run {run} is in Slurm's queue as job {job} ({queued.reason or queued.state}) and resumes there",
-            hint=f"to resume it otherwise, first: clusterctl stop {run}",
+            hint=f"to resume it otherwise: clusterctl stop {run}; then: "
+            + session.again(command="resume", words=(run,)),
         )
 
 

@@ -24,6 +24,7 @@ from provision.run.config import MisspelledKeyError
 from provision.run.config_text import read
 from provision.run.environment import started_on, started_with
 from provision.run.expected import typed_band
+from provision.run.fewer_nodes import Obstacle
 from provision.run.ignored import unsent_text
 from provision.run.preflight import preflight, to_record
 from provision.run.record import TrainResult
@@ -280,7 +281,31 @@ def _pack(session: Session, asked: Training) -> tuple[str, RunFiles, tuple[Node,
     checked, files = ds_files.check_job(asked.job, files, world=ds_files.world_of(asked.job, active), env=env)
     for text in ds_files.refuse(checked, forced=asked.gate.force, again=session.again("--force", command="train")):
         session.warn(text)
+    if asked.min_nodes is not None and asked.min_nodes < len(active):
+        _check_fewer_nodes(session, asked, len(active), ds_files.fewer_nodes(asked.job, files, checked))
     return run_id(asked), files, nodes
+
+
+def _check_fewer_nodes(session: Session, asked: Training, active: int, found: Sequence[Obstacle]) -> None:
+    """Refuse ``--min-nodes`` for a run that cannot continue on fewer nodes; warn if that is not certain, or is forced.
+
+    Raises:
+        UsageError: its checkpoints need as many ranks as saved them.
+    """
+    for each in found:
+        text = f"--min-nodes {asked.min_nodes}: {each.text}"
+        if not each.certain or asked.gate.force:
+            session.warn(text)
+            continue
+        drop = ("--min-nodes",)
+        if asked.spares:
+            instead = session.again(command="train", drop=drop)
+        elif asked.gate.asked is None:
+            instead = session.again(command="train", drop=drop, spares="1")
+        else:
+            instead = session.again(command="train", drop=drop, spares="1", nodes=str(active - 1))
+        anyway = session.again("--force", command="train")
+        raise UsageError(text, hint=f"with a spare node: {instead}; to start anyway: {anyway}")
 
 
 def _resuming(session: Session, passed: GateResult, run: str, files: RunFiles, asked: Training) -> Training:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from trainer.agent.account import Account, account
 from trainer.agent.contract import effective
 from trainer.agent.contract.effective import PARTS, Effective
+from trainer.agent.supervisor.spent import KeptAccount
 from trainer.agent.supervisor.supervisor import failures_in_row
 
 RECORDED = Path(__file__).parent / "recorded_runs"
@@ -198,6 +199,74 @@ def test_the_time_since_the_last_event_counts():
     assert kept.effective(115.0).training == 13  # a step is running
     assert kept.effective(115.0).total == 15
     assert kept.effective().total == 11
+
+
+def test_the_account_of_a_lost_node_continues_on_another():
+    """Rank 0's node is last heard after 20 steps, and lost 5 s later; the spare notices it 3 s after that."""
+    rank0 = Account()
+    for event in Story().begin().train(1, 20).events:
+        rank0.take(event)
+    spare = Account()
+    for event in Story().begin().events:
+        spare.take(event)
+    known, mine = rank0.effective(1021.0), spare.effective(1021.0)
+    spare.take({"event": "notice", "kind": "restart", "time": 1029.0})
+    spare.take_over(known, mine, now=1031.0)
+    taken = spare.effective(1031.0)
+    assert parts(taken) == {"starting": 2, "training": 19, "recovering": 8, "waiting": 2}
+    assert (taken.restarts, taken.failures, taken.top) == (1, 1, 20)
+    story = Story(1032.0)
+    story.attempt = 2
+    for event in story.add("attempt", checkpoint="c", step=10).train(11, 30).add("end", state="finished").events:
+        spare.take(event)
+    found = spare.effective()
+    assert found.total == 52
+    assert (found.repeated, found.top) == (10, 30)
+    assert found.training == pytest.approx(19 + 10)
+
+
+def test_a_node_that_sees_the_steps_itself_keeps_its_account():
+    own = Account()
+    for event in Story().begin().train(1, 20).restart().events:
+        own.take(event)
+    before = own.effective(1030.0)
+    own.take_over(Effective(training=5.0, top=6), before, now=1030.0)
+    assert own.effective(1030.0) == before
+
+
+ACCOUNTS = st.builds(
+    Effective,
+    **{name: st.floats(0, 1e10) for name in (*PARTS, "stopped")},
+    **{name: st.integers(0, (1 << 53) - 1) for name in ("saves", "restarts", "failures", "repeated")},
+    top=st.none() | st.integers(0, (1 << 53) - 1),
+    pace=st.none() | st.floats(0, 1e10),
+)
+
+
+@given(ACCOUNTS, st.floats(0, 1e6), st.booleans())
+def test_any_account_of_another_node_continues_as_a_valid_one(known, seconds, failed):
+    spare = Account()
+    for event in Story().begin().events:
+        spare.take(event)
+    mine = spare.effective(1001.0)
+    if failed:
+        spare.take({"event": "notice", "kind": "restart", "time": 1001.0 + seconds / 2})
+    spare.take_over(known, mine, now=1001.0 + seconds)
+    found = spare.effective(1001.0 + seconds)
+    assert found.total == pytest.approx(known.total + seconds)
+    assert effective.read(found.to_object()) is not None
+
+
+@pytest.mark.parametrize("value", [None, "x", {}, {"version": 1, "training": -1}, {"version": 1, "top": True}])
+def test_an_invalid_account_of_another_node_changes_nothing(value):
+    kept = KeptAccount({})
+    kept.hear({"version": 1, "training": 100.0, "top": 5})
+    kept.hear(value)
+    kept.take_over()
+    assert kept.to_object()["training"] == 100
+    kept.hear(value)
+    kept.take_over()
+    assert kept.to_object()["training"] == 100
 
 
 def test_a_launcher_that_restarts_its_ranks_itself_repeats_steps():

@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 
 from agents import plan_of
 
-from trainer.agent.link import CopyError, copies, protocol
+from trainer.agent.link import CopyError, HolderLostError, copies, protocol
 from trainer.agent.link.copies import TEMPORARY, Wanted, parts_of, pump, receive, serve
 from trainer.agent.link.direct import Direct
 from trainer.agent.link.link import Link
@@ -177,7 +177,7 @@ def test_direct_port_serves_only_agents_of_the_run(agents, tmp_path, token):
             caller = Caller(token, links[1].copies.run, 0)
             sock.sendall(caller.first())
             with pytest.raises(protocol.UnknownPeerError):
-                caller.take(copies.read_line(sock))
+                caller.take(protocol.read_line(sock))
             sock.sendall(b"0" * 64 + b"\n")
         with contextlib.suppress(ConnectionResetError):
             assert sock.recv(100) == b""
@@ -252,6 +252,25 @@ def test_agent_of_another_run_gets_nothing(agents):
     links[1].copies.token = "x" * 64
     with pytest.raises(CopyError, match="no connection to rank 0: does not know this run's token"):
         links[1].fetch([("a", 1, 0)])
+
+
+@pytest.mark.parametrize(("taker", "lost"), [(0, 2), (1, 2), (1, 0)])
+def test_a_copy_ends_when_its_node_or_the_hub_between_is_lost(agents, tmp_path, monkeypatch, taker, lost):
+    links = agents(3)
+    put(tmp_path / "n2", "a", b"data")
+    monkeypatch.setattr(links[2].copies, "give", lambda _: None)  # it answers no request
+    asked = []
+
+    def is_lost(position):
+        asked.append(position)
+        return position == lost and len(asked) > 9
+
+    began = time.monotonic()
+    with pytest.raises(HolderLostError) as raised:
+        links[taker].fetch([("a", 4, 2)], lost=is_lost)
+    assert raised.value.holder == lost
+    assert time.monotonic() - began < copies.COMES / 2
+    nothing_left(tmp_path / f"n{taker}")
 
 
 def test_copy_can_be_cancelled(agents, tmp_path):

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ import pytest
 sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
 from agents import SAVE, alive, eventually, free_port, nodes
+
+from trainer.agent.contract import effective
+from trainer.agent.supervisor.spent import SHARE
 
 # Without a checkpoint it saves one, writes the file ``ready`` and waits; with one it prints its place and finishes.
 TRAINER = (
@@ -51,6 +55,7 @@ if not found:
     save(2, rank, weights=rank == 0)
     with zipfile.ZipFile("out/checkpoint-2/" + own, "w") as file:
         file.writestr("data", "of rank %d" % rank)
+        file.writestr("more", bytes(int(os.environ.get("MORE", "0"))))
     open("ready", "w").close()
     time.sleep(600)
 save(4, rank, weights=rank == 0)
@@ -209,6 +214,27 @@ def test_copies_continue_on_a_spare_that_took_a_rank(spare_run):
     assert {end["state"] for end in run.ends(0, 2, 3)} == {"finished"}
 
 
+def test_another_copy_is_used_if_its_node_falls_silent_in_a_restore(spare_run):
+    """The run has no restart: the loss of a spare that has copies fails no attempt."""
+    run = spare_run(2, 3, lost_after=3)
+    run.start(PARTED, copies={"peers": 3, "rate": 1 << 30}, env={"MORE": str(96 << 20)}).wait_ready()
+    (copied,) = eventually(lambda: run.events(0, "copied"))
+    assert copied["on"] == ["n1", "n2", "n3", "n4"]  # n2 to n4 have the file of n1
+    shutil.rmtree(run.parts[2].folder / "out")  # so the first spare gets its files from the second one
+    run.kill(1)
+    shutil.rmtree(run.parts[1].folder / "out")
+    log = run.parts[2].logs / "events.jsonl"
+    eventually(lambda: "files of checkpoint-2" in log.read_text())
+    run.stop(3)
+    began = time.monotonic()
+    assert run.resumed(2) == {"rank": 1, "data": "of rank 1", "weights": True}
+    assert time.monotonic() - began < 15
+    assert {end["state"] for end in run.ends(0, 2, 4)} == {"finished"}
+    assert any(event["text"].startswith("n3 is lost while") for event in run.events(2, "notice"))
+    assert [event["attempt"] for event in run.events(0, "attempt")] == [1, 2]
+    assert list(run.parts[0].state()["excluded"]) == ["n1", "n3"]
+
+
 def test_a_spare_that_cannot_write_the_checkpoint_tries_again(spare_run):
     run = spare_run(2, 2).start(PARTED, copies={}, restarts=9, backoff=0.2).wait_ready()
     eventually(lambda: run.events(0, "copied"))
@@ -238,6 +264,46 @@ def test_another_agent_becomes_the_hub_if_rank_0_is_lost(spare_run):
     assert [run.resumed(position) for position in (3, 1, 2)] == [place(rank, 3, "127.0.0.4") for rank in range(3)]
     assert [end["state"] for end in run.ends(1, 2, 3)] == ["finished"] * 3
     assert {run.parts[position].state()["hub"] for position in (1, 2, 3)} == {1}
+
+
+# Rank 0 makes a step every 50 ms. A resumed run ends soon.
+STEPS = (
+    TRAINER.replace(
+        "    time.sleep(600)",
+        """
+    for step in range(3, 10**6):
+        time.sleep(0.05)
+        if rank == 0:
+            print("step %d loss 1.0" % step, flush=True)""",
+    )
+    + """
+if rank == 0:
+    for step in range(3, 43):
+        time.sleep(0.05)
+        print("step %d loss 1.0" % step, flush=True)
+"""
+)
+
+
+def test_the_account_of_time_continues_on_the_node_that_takes_rank_0(spare_run):
+    run = spare_run(2, 1).start(STEPS).wait_ready()
+
+    def trained():
+        found = effective.read(run.parts[0].state().get("spent"))
+        return found if found is not None and found.training > 1.5 * SHARE else None
+
+    before = eventually(trained)
+    run.kill(0)
+    assert {end["state"] for end in run.ends(1, 2)} == {"finished"}
+    end = run.events(2, "end")[-1]
+    found = effective.read(end["spent"])
+    assert before.training - SHARE - 2 < found.training <= before.training + 6  # its state is 5 s old at most
+    assert found.repeating > 0.5  # the new rank 0's steps were made before
+    assert (found.restarts, found.failures) == (1, 1)
+    assert found.recovering > 2  # until the loss was noticed
+    began = run.parts[0].state()["began"]
+    assert found.total == pytest.approx(end["time"] - began, abs=2.0)
+    assert run.parts[2].state()["spent"]["training"] == pytest.approx(found.training, abs=0.1)
 
 
 def test_two_nodes_are_lost_at_once(spare_run):
@@ -350,14 +416,14 @@ node=$(tr '\\0' '\\n' </proc/$PPID/cmdline | sed -n 's|/plan-.*[.]json$||p' | he
 case $* in
 *--loop=*) exec sleep 600 ;;
 *clocks.max.sm*) printf '0, 1980, GPU-a\\n1, 1980, GPU-b\\n'; touch "$node/listed" ;;
-*) if [ -e "$node/lost" ]; then cat "$node/lost"; else printf 'GPU-a\\nGPU-b\\n'; fi ;;
+*) if [ -e "$node/lost" ]; then cat "$node/lost"; else printf 'GPU-a\\nGPU-b\\n'; touch "$node/asked"; fi ;;
 esac
 """
 # The rank of n1 fails when the test says so. The other ranks finish in the second attempt.
 LOSES = """
 import os, sys, time
 node = os.environ["CLUSTERCTL_NODE"]
-if os.path.exists("ready") or node == "n2":
+if os.path.exists("ready") or node in ("n2", "n3"):
     sys.exit(0)
 open("ready", "w").close()
 while node != "n1" or not os.path.exists("go"):
@@ -404,6 +470,29 @@ def test_a_spare_replaces_a_node_that_lost_a_gpu(spare_run, gpus, answer, says):
     assert says in replaced["text"]
     end = run.parts[1].wait_end()
     assert end["why"]["text"].startswith(f"a spare replaces this node: {says}")
+
+
+def test_a_spare_that_lost_a_gpu_takes_no_rank(spare_run, gpus):
+    run = spare_run(2, 2).start(LOSES).wait_ready()
+    run.parts[2].wait_for("asked")
+    (run.parts[2].folder / "lost").write_text("GPU-b\n")
+    lose(run, "GPU-a\n")
+    assert {end["state"] for end in run.ends(0, 2, 3)} == {"finished"}
+    (replaced,) = run.events(0, "replaced")
+    assert (replaced["node"], replaced["spare"]) == ("n1", "n3")
+    assert run.parts[0].state()["members"] == ["n0", "n3"]
+    texts = [event["text"] for event in run.events(2, "notice")]
+    assert "this spare takes no rank: it has lost GPU 0: nvidia-smi lists 1 of 2" in texts
+
+
+def test_a_run_whose_only_spare_lost_a_gpu_ends_and_says_why(spare_run, gpus):
+    run = spare_run(2, 1).start(LOSES).wait_ready()
+    run.parts[2].wait_for("asked")
+    (run.parts[2].folder / "lost").write_text("GPU-b\n")
+    run.kill(1)
+    for end in run.ends(0, 2):
+        assert end["state"] == "failed"
+        assert "no spare is left for n1; n2 takes no rank: it has lost GPU 0" in end["why"]["text"]
 
 
 def test_a_failed_rank_on_a_node_with_all_gpus_is_no_reason_to_replace_it(spare_run, gpus):

@@ -220,6 +220,8 @@ def test_a_node_that_cannot_prepare_a_checkpoint_is_named_to_all():
     assert restoring.failed(answer, 4) == (3, "no space")
     assert restoring.failed(restoring.join({0: offers[0]}), 4) is None
     assert restoring.failed({"skip": True}, 4) is None
+    assert restoring.join({0: {}, 1: {"again": True}})["again"] is True
+    assert restoring.join({0: {}, 1: {"again": "yes"}})["again"] is False
     assert len(restoring.failed(restoring.join({1: {"problem": "x" * 9999}}), 4)[1]) == 2000
     for wrong in ([4, "x"], [-1, "x"], [True, "x"], [1, 2], [1], "x", {}):
         with pytest.raises(LinkError):

@@ -100,6 +100,16 @@ def test_a_follower_counts_the_nodes_that_failures_name(tmp_path):
     follower.close()
 
 
+def test_the_node_that_took_rank_0_has_the_account_of_a_run(tmp_path):
+    follower = Follower("r", ["a", "b", "c"], tmp_path, active=2, emit=lambda _: None)
+    follower.take("c", {"event": "attempt", "attempt": 2, "nodes": ["c", "b"]})
+    for node, seconds in (("a", 3.0), ("b", 0.0), ("c", 5.0)):  # a is back, and ended
+        spent = Effective(training=seconds, top=4 if seconds else None).to_object()
+        follower.take(node, {"event": "end", "state": "finished", "spent": spent})
+    assert follower.spent["training"] == 5
+    follower.close()
+
+
 @pytest.fixture
 def cluster(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

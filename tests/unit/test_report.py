@@ -31,6 +31,7 @@ from provision.report.data import Sample, configuration, happenings
 from provision.run.preflight import from_record, preflight, to_record
 from provision.tasks.diagnose import split
 from provision.tasks.report import report_folder
+from trainer.agent.contract.effective import Effective
 from trainer.reader import Row
 
 NOW = 1_795_400_000.0
@@ -360,6 +361,14 @@ def test_the_rank_that_others_wait_for_is_named():
     run = RunData("r", nodes=(NodeData("gpu02", events=(event, {"event": "straggler"})),))
     part = re.search(r'id="slowest".*?</section>', report_page([run], NOW))[0]
     assert "<td>gpu07</td><td>3</td><td>clock</td><td>10 % slower</td>" in part
+
+
+def test_the_account_is_that_of_the_node_that_took_rank_0():
+    accounts = [Effective(training=seconds, top=9).to_object() for seconds in (5.0, 8.0)]
+    lost = NodeData("gpu01", 0, state={"spent": accounts[0]})
+    spare = NodeData("gpu03", 2, state={"spent": accounts[1], "excluded": {"gpu01": "no power"}})
+    assert RunData("r", nodes=(lost, spare)).spent.training == 8
+    assert RunData("r", nodes=(lost,)).spent.training == 5
 
 
 def test_a_node_with_other_means_is_marked():

@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 from agents import plan_of
 
 from trainer.agent.contract.plan import SEVERAL, WORDS, WORLD_INFO, Members
+from trainer.agent.link import LinkError
 from trainer.agent.run_files import NodePlan
 from trainer.agent.supervisor import roster as rosters
 from trainer.agent.supervisor.decisions import check_start, decide_end, decide_start
@@ -77,6 +78,24 @@ def test_the_first_spare_that_is_here_replaces_a_lost_node():
     assert found["replaced"] == [{"node": "n1", "rank": 1, "why": "no power", "by": "n4"}]
     assert sorted(found["excluded"]) == ["1", "3"]
     assert rosters.from_decision(ROSTER, found).nodes == ("n0", "n4", "n2")
+
+
+def test_a_spare_that_lost_a_gpu_takes_no_rank_and_stays_a_spare():
+    offers = {position: {"processes": 2, "port": 9} for position in (0, 2, 3, 4)}
+    offers[3]["unfit"] = "it has lost GPU 1"
+    found = check_start(linked(), decide_start(linked(), offers, 2, resume=False))
+    assert (found["members"], found["unfit"]) == ([0, 4, 2], {"3": "it has lost GPU 1"})
+    roster = rosters.from_decision(ROSTER, json.loads(json.dumps(found)))
+    assert (roster.spares, roster.ready) == ([3], [])
+    again = change(roster, {0, 2, 3, 4}, None, {}, {4: "slow"})
+    assert (again.roster.members, again.roster.unfit) == ((0, 4, 2), {3: "it has lost GPU 1"})
+    lost = change(roster, {0, 2, 3}, None)
+    assert lost.problem == "no spare is left for n4; n3 takes no rank: it has lost GPU 1"
+    for wrong in ({"9": "x"}, {"3": 5}, ["x"], {"-1": "x"}):
+        with pytest.raises(LinkError):
+            check_start(linked(), dict(found, unfit=wrong))
+    with pytest.raises(LinkError, match="of n3 has an invalid reason to give the node no rank"):
+        decide_start(linked(), {0: offers[0], 3: dict(offers[3], unfit=5)}, 2, resume=False)
 
 
 def test_rank_0_moves_with_the_port_of_its_new_node():

@@ -447,8 +447,9 @@ def test_run_of_another_user_is_refused_with_its_owner():
 
 def test_runs_that_cannot_resume_are_refused():
     both = [("node01", answer(printed())), ("node02", answer(printed("node02", 1)))]
-    with pytest.raises(UsageError, match=r"run r1 is running on node\[01-02\]"):
+    with pytest.raises(UsageError, match=r"run r1 is running on node\[01-02\]") as live:
         refuse_resume(SESSION, runs_of(*both)["r1"], {})
+    assert live.value.hint.endswith("clusterctl stop r1; then: clusterctl resume r1")
     done = [(name, answer(printed(name, rank, "finished"), stat="")) for rank, name in enumerate(("node01", "node02"))]
     with pytest.raises(UsageError, match="has finished"):
         refuse_resume(SESSION, runs_of(*done)["r1"], {})

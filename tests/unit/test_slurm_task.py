@@ -9,7 +9,7 @@ import pytest
 
 from provision.errors import ClusterctlError, PreflightError, UsageError
 from provision.launchers import from_words
-from provision.model import LOCAL, Inventory, Node, Notice
+from provision.model import LOCAL, CommandLine, Inventory, Node, Notice
 from provision.session import Session
 from provision.slurm import Allocation, Chosen, Options
 from provision.tasks import slurm
@@ -98,6 +98,14 @@ def test_squeue_that_hangs_is_reported(programs, session, monkeypatch):
         reserve(session)
     assert "no answer within 1 s" in error.value.reasons["gpu01"]
     assert programs.calls()[-1] == "scancel 12"
+
+
+def test_a_run_in_the_queue_is_not_resumed_and_the_hint_repeats_the_command(programs, session):
+    programs(squeue="echo '12|PENDING||BeginTime'")
+    session.typed = CommandLine("resume", options={"--nodes": ("1",)}, words=("run",))
+    with pytest.raises(UsageError, match="in Slurm's queue as job 12") as error:
+        slurm.refuse_queued(session, "run-1", NODES[0], "12")
+    assert error.value.hint.endswith("clusterctl stop run-1; then: clusterctl resume --nodes 1 run-1")
 
 
 @pytest.mark.parametrize("sinfo", ["echo '|||||'; echo a", "head -c 3000000 /dev/urandom", "true"])

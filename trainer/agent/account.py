@@ -28,6 +28,7 @@ PACES = 50  # slices of which the median is the usual pace
 _STEPS = "steps"  # the mode after the first step of an attempt
 _EVALUATING = "evaluating"
 _COUNTS = ("saves", "restarts", "failures", "repeated")
+_MANY = 1 << 40  # of saves and restarts in another node's account, which may be wrong
 _FAR = 1e11  # epoch seconds that no clock shows
 
 
@@ -104,6 +105,39 @@ class Account:
         self._trained = False  # it reported progress, with or without a step
         self._phase, self._silent = "", None
         self._slice, self._rest = _Phases(), _Phases()
+
+    def take_over(self, known: Effective, mine: Effective, now: float) -> None:
+        """Continue the account of a node that is lost, between two attempts.
+
+        Nothing changes if this node has seen as many steps itself. The time since the lost node was last heard is
+        waiting where this account says so, and else recovering: whether steps were made in it is not known.
+
+        Args:
+            known: the account of the lost node when it was last heard.
+            mine: this account at that time.
+            now: the time.
+        """
+        own = self.effective(now)
+        trained = own.training + own.repeating
+        if trained and trained >= known.training + known.repeating:
+            return
+        passed = max(0.0, own.total - mine.total)
+        waited = min(passed, max(0.0, own.waiting - mine.waiting))
+        failed = max(0, own.restarts - mine.restarts)
+        self._parts = dict(known.parts())
+        self._parts[WAITING] += waited
+        self._parts[RECOVERING] += passed - waited
+        self._counts = {name: min(_MANY, getattr(known, name)) for name in _COUNTS}
+        self._counts["restarts"] += failed
+        self._counts["failures"] += failed if known.top is not None else 0
+        self._stopped, self._top, self._pace = known.stopped, known.top, known.pace
+        self._paces.clear()
+        self._credit = 0.0
+        if self._mode != WAITING:
+            self._mode = STARTING if self._top is None else RECOVERING
+        self._now = max(now, self._now)
+        self._at = self._stepped_at = self._now
+        self._begin_attempt()
 
     def take(self, event: Mapping[str, Any], now: Optional[float] = None) -> None:
         """Take an event. ``now`` replaces its time. Skips an event without a usable time."""

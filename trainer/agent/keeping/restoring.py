@@ -1,7 +1,8 @@
 """Handles copies that turn out to be damaged when a checkpoint is put together from them.
 
 A node that receives a damaged copy names it in the next meeting. The node that has it compares it with its digest
-again and removes it. Then rank 0 decides again: for another copy, or an older checkpoint.
+again and removes it. Then rank 0 decides again: for another copy, or an older checkpoint. It also decides again when a
+node from which files were copied is lost.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ REASON = 2000  # characters
 def join(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
     """Rank 0's answer: the damaged copies that any node received, as (rank that has it, path).
 
-    With ``failed``: the first node that could not prepare the checkpoint, and why.
+    With ``failed``: the first node that could not prepare the checkpoint, and why. With ``again``: whether rank 0 must
+    decide again, because a node from which files were copied is lost.
     """
     found = {tuple(each) for offer in offers.values() for each in _listed(offer)}
     problems = [
         (rank, str(offer["problem"])[:REASON]) for rank, offer in sorted(offers.items()) if offer.get("problem")
     ]
-    return dict({"damaged": sorted(found)}, **({"failed": problems[0]} if problems else {}))
+    again = any(offer.get("again") is True for offer in offers.values())
+    return dict({"damaged": sorted(found), "again": again}, **({"failed": problems[0]} if problems else {}))
 
 
 def failed(decision: Dict[str, Any], count: int) -> Optional[Tuple[int, str]]:

@@ -21,6 +21,14 @@ class CopyError(Exception):
     """A file could not be copied. The text names it and says why."""
 
 
+class HolderLostError(CopyError):
+    """The node at the position ``holder``, from which or through which files are copied, is lost."""
+
+    def __init__(self, holder: int) -> None:
+        super().__init__("the node is lost")
+        self.holder = holder
+
+
 class Tolerance(NamedTuple):
     """How a meeting does without agents that are lost.
 

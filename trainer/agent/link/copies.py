@@ -35,11 +35,11 @@ import threading
 import time
 from typing import Any, Callable, Counter, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from . import CopyError, DigestError
+from . import CopyError, DigestError, HolderLostError
 from .endpoint import whole
 from .protocol import (
+    CANCEL_CHECK,
     DEADLINE,
-    HELLO,
     LINE,
     PIECE,
     SILENCE,
@@ -50,6 +50,7 @@ from .protocol import (
     Stream,
     UnknownPeerError,
     check_welcome,
+    read_line,
 )
 
 TEMPORARY = ".clusterctl-copy-"  # prefix of the name of a file that is being written
@@ -414,11 +415,13 @@ class Copies:
         alive: Callable[[], bool] = lambda: True,
         on_bytes: Callable[[int], None] = lambda _: None,
         done: Callable[[Wanted, str], None] = lambda _, __: None,
+        lost: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """Copy files into the shared folder, see ``Link.fetch``.
 
         Raises:
             DigestError: a file comes from a folder of copies, and was damaged there.
+            HolderLostError: the node that has a file, or the hub between, is lost.
             CopyError: a file could not be copied; those before it are in place.
             OSError: the disk refuses.
         """
@@ -432,16 +435,8 @@ class Copies:
             if rank == self._who["rank"]:
                 for one in wanted:
                     done(one, copy_here(folder, one, str(rank), on_bytes))
-                continue
-            for left in range(TRIES - 1, -1, -1):
-                try:
-                    self._fetch_from(rank, wanted, folder, alive, on_bytes, done)
-                    break
-                except DigestError:
-                    raise
-                except CopyError as error:
-                    if not left or not alive():
-                        raise CopyError("from rank %d: %s" % (rank, error)) from error
+            else:
+                self._fetch_from(rank, wanted, folder, alive, on_bytes, done, lost)
 
     def _fetch_from(
         self,
@@ -451,13 +446,33 @@ class Copies:
         alive: Callable[[], bool],
         on_bytes: Callable[[int], None],
         done: Callable[[Wanted, str], None],
+        lost: Callable[[int], bool],
     ) -> None:
-        """Copy the files of one rank; copied files are removed from ``wanted``."""
-        with self._kept(self.open_channel(rank)) as stream:
-            stream.alive = lambda: alive() and not self._closed
-            while wanted:
-                digest = receive(stream, folder, wanted[0], str(self._who["rank"]), on_bytes)
-                done(wanted.pop(0), digest)
+        """Copy the files of one rank, in several tries; copied files are removed from ``wanted``."""
+
+        def going() -> bool:
+            return alive() and not self._closed and self._lost_between(rank, lost) is None
+
+        for left in range(TRIES - 1, -1, -1):
+            try:
+                with self._kept(self.open_channel(rank, going)) as stream:
+                    while wanted:
+                        digest = receive(stream, folder, wanted[0], str(self._who["rank"]), on_bytes)
+                        done(wanted.pop(0), digest)
+                break
+            except DigestError:
+                raise
+            except CopyError as error:
+                gone = self._lost_between(rank, lost)
+                if gone is not None:
+                    raise HolderLostError(gone) from error
+                if not left or not alive():
+                    raise CopyError("from rank %d: %s" % (rank, error)) from error
+
+    def _lost_between(self, rank: int, lost: Callable[[int], bool]) -> Optional[int]:
+        """The position of the lost node on the way to a rank: the rank's own, or the hub; None: no node is lost."""
+        way = (rank,) if rank in self.addresses else (rank, self.hub)
+        return next((position for position in way if lost(position)), None)
 
     def _begin(self, work: Callable[[], None]) -> None:
         def run() -> None:
@@ -522,29 +537,43 @@ class Copies:
             with self._kept(stream), self._kept(self.open_channel(rank)) as other:
                 pump(stream, other)
 
-    def open_channel(self, rank: int) -> Stream:
-        """Open a connection that the given rank serves: directly, if its address is known, else through the hub."""
+    def open_channel(self, rank: int, going: Callable[[], bool] = lambda: True) -> Stream:
+        """Open a connection that the given rank serves: directly, if its address is known, else through the hub.
+
+        ``going`` cancels it, and later the copies over the connection, by returning False.
+        """
         address = self.addresses.get(rank)
         if address is not None:
             try:
-                return self._connect({"purpose": "copy", "from": rank}, address)
+                return self._connect({"purpose": "copy", "from": rank}, address, going)
             except CopyError:
                 self.addresses.pop(rank, None)  # a firewall, say
         if self._who["rank"] != self.hub:
-            return self._connect({"purpose": "copy", "from": rank})
+            return self._connect({"purpose": "copy", "from": rank}, None, going)
         ticket = secrets.token_hex(16)
         with self._changed:
             self._tickets[ticket] = None
-            self._ask(rank, {"kind": "_give", "ticket": ticket})
-            limit = time.monotonic() + COMES
-            while self._tickets[ticket] is None and not self._closed and time.monotonic() < limit:
-                self._changed.wait(limit - time.monotonic())
+        self._ask(rank, {"kind": "_give", "ticket": ticket})
+        stream = None
+        limit = time.monotonic() + COMES
+        while stream is None and not self._closed and going() and time.monotonic() < limit:
+            with self._changed:
+                if self._tickets[ticket] is None:
+                    self._changed.wait(max(0.0, min(CANCEL_CHECK, limit - time.monotonic())))
+                stream = self._tickets[ticket]
+        with self._changed:
             stream = self._tickets.pop(ticket)
         if stream is None:
             raise CopyError("rank %s did not connect within %d s" % (rank, COMES))
+        stream.alive = going
         return stream
 
-    def _connect(self, purpose: Dict[str, Any], direct: Optional[Tuple[str, int]] = None) -> Stream:
+    def _connect(
+        self,
+        purpose: Dict[str, Any],
+        direct: Optional[Tuple[str, int]] = None,
+        going: Callable[[], bool] = lambda: True,
+    ) -> Stream:
         """Connect to the hub, or directly to another agent, with the handshake."""
         family = self.address[0] if direct is None else socket.AF_INET6 if ":" in direct[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -556,7 +585,7 @@ class Copies:
             sock.sendall(caller.first())
             sock.sendall(caller.take(read_line(sock)))
             assert caller.session is not None
-            stream = Stream(sock, caller.session)
+            stream = Stream(sock, caller.session, going)
             stream.send(dict(self._who, **purpose))
             check_welcome(stream.receive() or {"refused": "it closed the connection"})
         except (OSError, InvalidMessageError, UnknownPeerError, RefusedError, CopyError) as error:
@@ -566,14 +595,3 @@ class Copies:
             sock.close()
             raise
         return stream
-
-
-def read_line(sock: socket.socket) -> bytes:
-    """Read one line of the handshake, byte by byte: what follows belongs to the frames."""
-    line = b""
-    while not line.endswith(b"\n"):
-        byte = sock.recv(1)
-        if not byte or len(line) > HELLO:
-            raise InvalidMessageError("it closed the connection")
-        line += byte
-    return line

@@ -14,8 +14,8 @@ import time
 from typing import Any, Dict, Optional, Tuple
 
 from . import CopyError
-from .copies import Copies, read_line
-from .protocol import DEADLINE, Host, InvalidMessageError, Stream, UnknownPeerError
+from .copies import Copies
+from .protocol import DEADLINE, Host, InvalidMessageError, Stream, UnknownPeerError, read_line
 
 AT_ONCE = 32  # connections; each agent needs one for each node that it copies from
 ACCEPT = 0.5  # seconds between checks for the end

@@ -243,18 +243,21 @@ class Link:
         alive: Callable[[], bool] = lambda: True,
         on_bytes: Callable[[int], None] = lambda _: None,
         done: Callable[["Wanted", str], None] = lambda _, __: None,
+        lost: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """Copy files, each with the first fields of ``copies.Wanted``: path, size, rank that has it, ….
 
-        ``on_bytes`` gets the number of new bytes, ``done`` each file that is in its place, with its digest.
+        ``on_bytes`` gets the number of new bytes, ``done`` each file that is in its place, with its digest. ``lost``
+        says whether the node at a position is lost: then a copy from it, or through it, ends.
 
         Raises:
             DigestError: a file comes from a folder of copies, and was damaged there.
+            HolderLostError: a node is lost.
             CopyError: a file could not be copied.
             OSError: the disk refuses.
         """
         if self.copies is not None:
-            self.copies.fetch(files, alive, on_bytes, done)
+            self.copies.fetch(files, alive, on_bytes, done, lost)
 
     def close(self) -> None:
         """Flush the messages, say goodbye, and end."""

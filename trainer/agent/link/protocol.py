@@ -466,3 +466,14 @@ def check_welcome(answer: Dict[str, Any]) -> Dict[str, Any]:
     if "refused" in answer or not answer.get("welcome"):
         raise RefusedError(str(answer.get("refused"))[:1000])
     return answer
+
+
+def read_line(sock: socket.socket) -> bytes:
+    """Read one line of the handshake, byte by byte: what follows belongs to the frames."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = sock.recv(1)
+        if not byte or len(line) > HELLO:
+            raise InvalidMessageError("it closed the connection")
+        line += byte
+    return line

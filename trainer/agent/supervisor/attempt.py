@@ -189,6 +189,7 @@ class Attempt:
             self._follow(command)
             self._output.look()
             self._output.report(last=True)
+            self._share_account(last=True)
             return self._outcome()
 
     def _follow(self, command: Command) -> None:
@@ -258,8 +259,15 @@ class Attempt:
                 self._keeper.look()
             if self._saving is None:
                 self._saver.look(now)
+            self._share_account()
         self._phase()
         self._state.refresh(now)
+
+    def _share_account(self, *, last: bool = False) -> None:
+        """Rank 0's node sends the account of the run's time to those that may take its place, see ``spent.py``."""
+        control = self._control
+        if control.account is not None and self._plan.rank == 0 and control.members is not None:
+            control.account.share(control.link, last=last)
 
     def _phase(self) -> None:
         """Write new phases. A save that was over before this look is written too: it explains a slow step."""

@@ -54,6 +54,7 @@ class Control:
         self.last_traffic = 0.0  # when its traffic was last seen, for runs without a log of steps
         self.link: Any = None
         self._statuses = Statuses(plan, self._send)
+        self.account: Any = None  # takes the account of rank 0's node, see ``spent.py``
         self.keeping: Optional[Callable[[Dict[str, Any]], None]] = None  # takes messages about copies
         self.missing: Set[str] = set()  # nodes whose agents exited or are silent
         self.requests = 0  # stop requests that came to this node itself, from another program; a signal counts twice
@@ -112,6 +113,7 @@ class Control:
         """Forget who was silent, and repeat what the old hub may not have sent: the link has another hub."""
         self._silent.clear()
         self._waits.clear()
+        self.missing.clear()
         if self.stop is not None:
             self.link.send("stop", save=self.stop.save, who=self.stop.who)
         if self.failure is not None:
@@ -276,9 +278,11 @@ class Control:
             self._report(kind, node, message)
 
     def _report(self, kind: Any, node: str, message: Dict[str, Any]) -> None:
-        """Handle a message about signals and stacks of another node's ranks."""
+        """Handle a message about signals and stacks of another node's ranks, or about the time of the run."""
         if kind == "round":
             self.rounds[node] = message
+        elif kind == "spent" and self.account is not None and node == self.all_nodes[self.first]:
+            self.account.hear(message.get("spent"))
         elif kind == "stack?":
             self.stack_wanted = _rank(message.get("straggler"))
         elif kind == "stacks?":

@@ -109,8 +109,8 @@ def decide_start(
     It has ``checkpoint`` (a path below the output folder, or null), its ``step``, ``port``, ``world_size``, ``copy``
     (the files of the checkpoint that each node lacks), ``refused`` (newer checkpoints that are not used, with reasons)
     and ``aside`` (the checkpoints that the nodes move, see ``selection.Aside``). ``members``, ``processes`` (of each),
-    ``excluded`` and ``replaced`` are the nodes, see ``roster.py``. When the attempt cannot start, it has ``error`` and
-    the ``node``.
+    ``excluded``, ``unfit`` and ``replaced`` are the nodes, see ``roster.py``. When the attempt cannot start, it has
+    ``error`` and the ``node``.
 
     Args:
         plan: this node's plan.
@@ -123,8 +123,9 @@ def decide_start(
     """
     _check(plan, offers)
     before = roster or rosters.first(plan.data)
-    condemned = {**_condemned(offers), **(condemned or {})}
-    changed = rosters.change(before, set(offers), plan.data.min_nodes, reasons, condemned)
+    condemned = {**_reasons(offers, "condemned"), **(condemned or {})}
+    unfit = _reasons(offers, "unfit")
+    changed = rosters.change(before, set(offers), plan.data.min_nodes, reasons, condemned, unfit)
     if changed.problem is not None:
         return {"error": changed.problem, "node": changed.node}
     members = changed.roster.members
@@ -167,9 +168,9 @@ def _with_ranks(offers: Offers, members: Sequence[int], processes: Sequence[int]
     return {position: dict(offer, ranks=ranks[position]) for position, offer in offers.items()}
 
 
-def _condemned(offers: Offers) -> Dict[int, str]:
-    """Why nodes should be replaced, as their own agents say."""
-    return {position: str(offer["condemned"]) for position, offer in offers.items() if offer.get("condemned")}
+def _reasons(offers: Offers, key: str) -> Dict[int, str]:
+    """Why nodes should be replaced (``condemned``), or take no rank (``unfit``), as their own agents say."""
+    return {position: str(offer[key]) for position, offer in offers.items() if offer.get(key)}
 
 
 def offer_end(plan: NodePlan, outcome: Dict[str, Any]) -> Dict[str, Any]:
@@ -198,7 +199,7 @@ def decide_end(
     for position, offer in taking.items():
         if not _outcome(offer.get("outcome")) or checkpoint_offers.problem(offer.get("before") or {}):
             raise LinkError("%s did not report how the attempt ended there" % _name(plan, position))
-    changed = rosters.change(before, set(offers), plan.data.min_nodes, condemned=_condemned(taking))
+    changed = rosters.change(before, set(offers), plan.data.min_nodes, condemned=_reasons(taking, "condemned"))
     why = first
     if changed.replaced and first is None:
         why = {"node": changed.replaced[0]["node"], "rank": None, "text": changed.replaced[0]["why"]}
@@ -258,6 +259,8 @@ def _check(plan: NodePlan, offers: Offers) -> None:
             wrong = "has an invalid port"
         if not wrong and not (offer.get("condemned") is None or text(offer["condemned"])):
             wrong = "has an invalid reason to replace the node"
+        if not wrong and not (offer.get("unfit") is None or text(offer["unfit"])):
+            wrong = "has an invalid reason to give the node no rank"
         if wrong:
             raise LinkError("the offer of %s %s; see its agent.log" % (_name(plan, rank), wrong))
 
@@ -361,3 +364,19 @@ def check_end(plan: NodePlan, decision: Dict[str, Any], hub: int = 0) -> Dict[st
     ):
         raise LinkError("%s (%s) sent an invalid verdict" % _hub(plan, hub))
     return decision
+
+
+def describe_reason(why: Optional[Dict[str, Any]]) -> str:
+    """Describe a reason."""
+    if why is None:
+        return "the cause is unknown"
+    return "%s: %s" % (why["node"], why["text"])
+
+
+def describe_outcome(outcome: Dict[str, Any]) -> str:
+    """Describe how a node's command ended."""
+    if outcome["stopped"]:
+        return "it stopped"
+    if outcome["signal"]:
+        return "its command was killed by %s" % outcome["signal"]
+    return "its command exited with code %s" % outcome["rc"]

@@ -104,12 +104,12 @@ def _supervise(
             **_who(os.getpid(), guard),
         )
         at = events.size()
-        keep_account(events, state, before)
+        account = keep_account(events, state, before)
         state.set(state="starting")
         ready({"started": True, "pid": os.getpid(), "guard": guard, "at": at})
         if notice:
             events.emit("notice", text=notice)
-        return Supervisor(plan, events, state, pipe).run()
+        return Supervisor(plan, events, state, pipe, account).run()
     except OSError as error:
         import traceback  # noqa: PLC0415 - imported only after a crash
 

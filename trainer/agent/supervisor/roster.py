@@ -2,7 +2,8 @@
 
 All agents of a run, by their positions in ``Link.nodes``, are its roster. The *members* have ranks. The *spares* only
 wait. A node that is lost is *excluded* for the rest of the run: the first spare takes its rank, and without a spare the
-ranks are renumbered if ``Plan.min_nodes`` allows it. All other nodes keep their ranks.
+ranks are renumbered if ``Plan.min_nodes`` allows it. All other nodes keep their ranks. A spare that has lost a GPU is
+*unfit*: it takes no rank, but stays a spare, because it may hold copies of checkpoints.
 
 Only a majority of the agents that are not excluded may decide, so that two parts of a divided network never continue
 both. Exactly half of them may decide if the first one is among them.
@@ -25,11 +26,13 @@ class Roster(NamedTuple):
         names: of all nodes of the run, by position.
         members: the positions of the nodes that have ranks, in the order of these.
         excluded: by position, why the run continues without the node.
+        unfit: by position, why a spare can take no rank.
     """
 
     names: Tuple[str, ...]
     members: Tuple[int, ...]
     excluded: Dict[int, str]
+    unfit: Dict[int, str] = {}  # noqa: RUF012 - never changed
 
     @property
     def nodes(self) -> Tuple[str, ...]:
@@ -45,6 +48,11 @@ class Roster(NamedTuple):
     def spares(self) -> List[int]:
         """The positions of the spares."""
         return [position for position in self.left if position not in self.members]
+
+    @property
+    def ready(self) -> List[int]:
+        """The positions of the spares that can take a rank."""
+        return [position for position in self.spares if position not in self.unfit]
 
     def enough(self, here: Set[int]) -> bool:
         """Whether the agents at these positions may decide for all."""
@@ -84,6 +92,7 @@ def change(
     least: Optional[int],
     reasons: Optional[Mapping[int, str]] = None,
     condemned: Optional[Mapping[int, str]] = None,
+    unfit: Optional[Mapping[int, str]] = None,
 ) -> Change:
     """Continue with the nodes that are here.
 
@@ -93,13 +102,15 @@ def change(
         least: ``Plan.min_nodes``.
         reasons: by position, why a node is lost, where that is known.
         condemned: by position, why a node should be replaced although it is here; only spares take their places.
+        unfit: by position, why a spare can take no rank; those of ``roster`` stay unfit.
     """
     known = reasons or {}
+    roster = roster._replace(unfit={**roster.unfit, **(unfit or {})})
     excluded = dict(roster.excluded)
     for position in roster.left:
         if position not in here:
             excluded[position] = known.get(position, "its agent exited or cannot be reached")
-    spares = [position for position in roster.spares if position in here]
+    spares = [position for position in roster.ready if position in here]
     free = len(spares) - len([position for position in roster.members if position in excluded])
     for position, reason in sorted((condemned or {}).items()):
         if free > 0 and position in roster.members and position not in excluded:
@@ -116,16 +127,19 @@ def change(
         why: Dict[str, Any] = {"node": roster.names[position], "rank": rank, "why": excluded[position]}
         replaced.append(dict(why, by=None if by is None else roster.names[by]))
     new = Roster(roster.names, tuple(members), excluded)
+    new = new._replace(unfit={position: why for position, why in roster.unfit.items() if position in new.spares})
     without = [each["node"] for each in replaced if each["by"] is None]
     if without and len(members) < (len(roster.members) if least is None else least):
         few = "" if least is None else ", and the run needs at least %d nodes" % least
-        return Change(new, replaced, "no spare is left for %s%s" % (", ".join(without), few), without[0])
+        idle = "".join("; %s takes no rank: %s" % (new.names[each], why) for each, why in sorted(new.unfit.items()))
+        return Change(new, replaced, "no spare is left for %s%s%s" % (", ".join(without), few, idle), without[0])
     return Change(new, replaced)
 
 
 def to_decision(roster: Roster, processes: Sequence[int]) -> Dict[str, Any]:
     """The roster as a part of the decision before an attempt."""
-    return {"members": list(roster.members), "processes": list(processes), "excluded": _texts(roster.excluded)}
+    about = {"excluded": _texts(roster.excluded), "unfit": _texts(roster.unfit)}
+    return dict(about, members=list(roster.members), processes=list(processes))
 
 
 def _texts(reasons: Mapping[int, str]) -> Dict[str, str]:
@@ -134,18 +148,26 @@ def _texts(reasons: Mapping[int, str]) -> Dict[str, str]:
 
 def is_valid(decision: Dict[str, Any], count: int) -> bool:
     """Whether a decision has a valid roster of ``count`` nodes: the hub's node may be broken or lie."""
-    members, processes, excluded = decision.get("members"), decision.get("processes"), decision.get("excluded")
-    replaced = decision.get("replaced", [])
-    if not isinstance(members, list) or not isinstance(processes, list) or not isinstance(excluded, dict):
+    members, processes = decision.get("members"), decision.get("processes")
+    excluded: Any = decision.get("excluded")
+    replaced, unfit = decision.get("replaced", []), decision.get("unfit", {})
+    if not isinstance(members, list) or not isinstance(processes, list):
+        return False
+    if not _are_reasons(excluded, count) or not _are_reasons(unfit, count):
         return False
     return (
         0 < len(members) == len(processes) == len(set(map(str, members)))
         and all(number(position) and position < count for position in members)
         and all(number(each) and 0 < each < 1 << 20 for each in processes)
-        and all(key.isdigit() and len(key) <= 7 and int(key) < count and text(why) for key, why in excluded.items())
         and not any(str(position) in excluded for position in members)
         and isinstance(replaced, list)
         and all(map(_is_replacement, replaced))
+    )
+
+
+def _are_reasons(value: Any, count: int) -> bool:
+    return isinstance(value, dict) and all(
+        key.isdigit() and len(key) <= 7 and int(key) < count and text(why) for key, why in value.items()
     )
 
 
@@ -160,8 +182,10 @@ def _is_replacement(value: Any) -> bool:
 
 def from_decision(roster: Roster, decision: Dict[str, Any]) -> Roster:
     """The roster of a valid decision."""
-    excluded = {int(key): str(why)[:REASON] for key, why in decision["excluded"].items()}
-    return Roster(roster.names, tuple(decision["members"]), excluded)
+    excluded, unfit = (
+        {int(key): str(why)[:REASON] for key, why in decision.get(name, {}).items()} for name in ("excluded", "unfit")
+    )
+    return Roster(roster.names, tuple(decision["members"]), excluded, unfit)
 
 
 def members(roster: Roster, plan: Plan, processes: Sequence[int]) -> Members:

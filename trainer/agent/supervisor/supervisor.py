@@ -13,10 +13,11 @@ from __future__ import annotations
 import time
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set
 
-from ..link import CopyError, DigestError, HubLostError, LinkError, RefusedLinkError, Tolerance
+from ..link import CopyError, DigestError, HolderLostError, HubLostError, LinkError, RefusedLinkError, Tolerance
 from ..link.link import Link
+from ..lost_gpus import SpareGpus
 from ..notify import RESTART, Notifier
 from ..run_files import Events, NodePlan, State
 from ..textfile import Textfile, remove
@@ -32,6 +33,8 @@ from .decisions import (
     check_start,
     decide_end,
     decide_start,
+    describe_outcome,
+    describe_reason,
     judge,
     offer_end,
     offer_start,
@@ -41,6 +44,7 @@ from .decisions import (
 
 if TYPE_CHECKING:
     from ..keeping.keeper import Keeper
+    from .spent import KeptAccount
 
 MEET = 180.0  # seconds in which all agents must meet to start an attempt
 SLURM = "Slurm"  # start of ``Stop.who``, if the time of the job is almost over
@@ -51,7 +55,7 @@ RELAY = 2.0  # seconds in which the hub's decision arrives
 SILENT = 10.0  # seconds of silence after which a node is lost, once the attempt has failed
 ELECTION = 16.0  # seconds for an election at least; twice ``lost_after`` if that is longer
 ISOLATED = 600.0  # the same for a spare: the run may be undisturbed, and end this spare's isolation
-ROUNDS = 8  # decisions before an attempt: each damaged copy that is found needs another one
+ROUNDS = 8  # decisions before an attempt: each damaged copy, or lost node with copies, needs another one
 # Numbers of the meetings of an attempt, from its first one on: two for each round, its end, and two for last copies.
 READY, END, LAST, MEETINGS = 1, 2 * ROUNDS, 2 * ROUNDS + 1, 2 * ROUNDS + 3
 UNPREPARED = 5  # of a node with a full disk, after which a spare replaces it
@@ -63,9 +67,17 @@ _NOTHING: Dict[str, Any] = {"rc": None, "signal": None, "stopped": False, "left"
 class Supervisor:
     """One run on one node. ``run`` does all of it. ``guard``: a pipe that closes when the guard exits."""
 
-    def __init__(self, plan: NodePlan, events: Events, state: State, guard: Optional[int]) -> None:
+    def __init__(
+        self,
+        plan: NodePlan,
+        events: Events,
+        state: State,
+        guard: Optional[int],
+        account: Optional["KeptAccount"] = None,
+    ) -> None:
         self._plan, self._events, self._state = plan, events, state
         self._control = Control(plan, events, guard)
+        self._control.account = account
         self._link = Link(plan.data, self._control.nudge)
         self._textfile = Textfile(plan, events)
         self._notifier = Notifier(plan)
@@ -78,6 +90,8 @@ class Supervisor:
         self._last_failure: Optional[Dict[str, Any]] = None  # why the last attempt failed
         self._last: Optional[Dict[str, Any]] = None  # the decision of the last attempt, if all agents have judged it
         self._keeper: Optional[Keeper] = None  # of a spare
+        self._lost_holders: Set[int] = set()  # positions of nodes that were lost in a copy of this attempt
+        self._gpus = SpareGpus(self._control.wait)
         self._condemns: Optional[str] = None  # why a spare should replace this node
         self._over: Optional[str] = None  # why this agent must end although others may continue
         events.listener = self._notifier.take
@@ -182,6 +196,7 @@ class Supervisor:
 
     def _judge_as_spare(self, decision: Dict[str, Any]) -> Dict[str, Any]:
         """Wait for the end of an attempt of the other nodes, and hold copies meanwhile."""
+        self._gpus.learn()
         copies = self._plan.data.copies
         if copies is not None:
             from ..keeping.keeper import Keeper  # noqa: PLC0415 - few runs have spares
@@ -196,6 +211,11 @@ class Supervisor:
             self._keeper = None
         self._remember(decision, verdict)
         return verdict
+
+    def _look_at_gpus(self, attempt: int) -> None:
+        """Look for lost GPUs of this spare after the failure of an attempt, before it may take a rank."""
+        if self._gpus.look(attempt):
+            self._events.emit("notice", text="this spare takes no rank: %s" % self._gpus.lost)
 
     def _remember(self, decision: Dict[str, Any], verdict: Dict[str, Any]) -> None:
         """Remember the decision of an attempt after which the agents may copy the last checkpoint together."""
@@ -241,12 +261,15 @@ class Supervisor:
 
     def _adopt(self, decision: Dict[str, Any]) -> None:
         """Adopt the nodes of a decision."""
-        self._roster = roster = rosters.from_decision(self._roster, decision)
+        before, self._roster = self._roster, rosters.from_decision(self._roster, decision)
+        roster = self._roster
+        if self._position == roster.members[0] != before.members[0] and self._control.account is not None:
+            self._control.account.take_over()
         self._replaces = False
         if self._survives:
             self._control.members = set(roster.nodes)
         self._control.first = roster.members[0]
-        self._control.spares = len(roster.spares)
+        self._control.spares = len(roster.ready)
         reasons = {}
         for position, why in roster.excluded.items():
             reasons[position] = "the run continues without %s: %s" % (roster.names[position], why)
@@ -284,12 +307,15 @@ class Supervisor:
         resume = plan.data.resuming or number > 1
 
         def offer() -> Dict[str, Any]:
-            return dict(offer_start(plan, number, resume), condemned=self._condemns)
+            return dict(offer_start(plan, number, resume), condemned=self._condemns, unfit=self._gpus.lost)
 
         def decide(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
             return decide_start(plan, offers, number, resume, self._roster, self._reasons(), self._condemned())
 
         topic = number * MEETINGS
+        self._lost_holders.clear()
+        if self._position not in self._roster.members:
+            self._look_at_gpus(number - 1)
         for _ in range(ROUNDS):
             decision = self._meet(topic, offer, decide, MEET, self._going)
             check_start(plan, decision, self._link.hub)
@@ -310,12 +336,13 @@ class Supervisor:
                 self._events.emit("attempt", **about, nodes=list(self._roster.nodes))
                 return decision
             topic += READY + 1
-        raise LinkError("copies of the checkpoint are damaged again and again; see the notices")
+        raise LinkError("copies of the checkpoint are damaged or lost again and again; see the notices")
 
     def _prepare(self, topic: int, decision: Dict[str, Any]) -> Optional[bool]:
         """Move aside and copy what the decision says.
 
-        False: a copy was damaged and removed, so decide again. None: a failure came first.
+        False: a copy was damaged and removed, or a node that has copies is lost: decide again. None: a failure came
+        first.
         """
         plan, first = self._plan, self._position == self._roster.members[0]
         for text in decision.get("refused", ()) if first else ():
@@ -325,19 +352,17 @@ class Supervisor:
             return True
         from ..keeping import restoring  # noqa: PLC0415 - rare
 
-        damaged: List[Tuple[int, str]] = []
-        problem = ""
+        offer: Dict[str, Any] = {}
         try:
             if aside and plan.output is not None:
                 self._move_aside(plan.output, aside, report=first)
             files = [tuple(each) for each in copies.get(str(self._position), [])]
-            damaged = self._fetch(files, decision["checkpoint"])
+            offer = self._fetch(files, decision["checkpoint"])
         except (CopyError, OSError) as error:
             if not self._tries_again(error):
                 raise
-            problem = str(error)
+            offer = {"problem": str(error)}
         # No program may start before all nodes are ready: they may share the folder.
-        offer = {"damaged": damaged, "problem": problem}
         answer = self._meet(topic, lambda: offer, restoring.join, FOREVER, self._going)
         failed = restoring.failed(answer, len(self._roster.names))
         if failed is not None:
@@ -345,7 +370,7 @@ class Supervisor:
         if answer.get("skip") or failed is not None:
             return None
         self._unprepared = 0
-        return restoring.drop(plan, restoring.check(answer), self._events)
+        return restoring.drop(plan, restoring.check(answer), self._events) and answer.get("again") is not True
 
     def _tries_again(self, error: Exception) -> bool:
         """Whether a checkpoint that this node cannot prepare fails the attempt, and not the run or the node."""
@@ -354,30 +379,45 @@ class Supervisor:
         self._unprepared += 1
         return self._restarted < self._plan.data.restarts and (not self._survives or self._unprepared <= UNPREPARED)
 
-    def _fetch(self, files: List[Any], checkpoint: Optional[str]) -> List[Tuple[int, str]]:
-        """Copy files of the checkpoint. Returns the damaged copy that was received, with the position that has it.
+    def _fetch(self, files: List[Any], checkpoint: Optional[str]) -> Dict[str, Any]:
+        """Copy files of the checkpoint. Returns the offer for the meeting after it, see ``restoring.join``.
 
-        In a run that survives the loss of nodes, a failed copy is a failed attempt.
+        In a run that survives the loss of nodes, a failed copy is a failed attempt. The loss of the node that has the
+        files is none: the hub decides again, without that node.
 
         Raises:
             CopyError, OSError: a file could not be copied.
         """
         output = self._plan.output
         if not files or output is None:
-            return []
+            return {}
         output.mkdir(parents=True, exist_ok=True)
         text = "copying %d files of %s" % (len(files), checkpoint)
         self._events.emit("notice", level="info", text=text)
         try:
-            self._link.fetch(files, self._going)
+            self._link.fetch(files, self._going, lost=self._is_lost)
         except DigestError as error:
-            return [(error.holder, error.source)]
+            return {"damaged": [(error.holder, error.source)]}
+        except HolderLostError as error:
+            self._lost_holders.add(error.holder)
+            text = "%s is lost while files of %s are copied from it: the agents choose another copy"
+            self._events.emit("notice", text=text % (self._roster.names[error.holder], checkpoint))
+            return {"again": True}
         except CopyError as error:
             if not self._survives:
                 raise
             self._control.take()  # the node that has them may be lost
             self._control.fail(None, str(error))
-        return []
+        return {}
+
+    def _is_lost(self, position: int) -> bool:
+        """Whether to do without the node at a position, whose files are copied.
+
+        The hub may choose a node again that was lost here. Then it is back, and lost only after ``protocol.SILENCE``.
+        """
+        if not self._survives or position in self._lost_holders:
+            return False
+        return self._roster.names[position] in self._control.missing
 
     def _meet(
         self,
@@ -489,6 +529,8 @@ class Supervisor:
             control.take()
             if self._keeper is not None:
                 self._keeper.look()
+            if is_spare and control.failure is not None:
+                self._look_at_gpus(self._events.attempt)
             if self._survives:
                 return not control.broken and not (is_spare and control.failed_here())
             return not control.broken and not control.lost_nodes()
@@ -545,19 +587,3 @@ def failures_in_row(before: int, seconds: float, *, new_steps: bool = False) -> 
     ``new_steps``: it made steps beyond those of all earlier ones, so the cluster works and the next need not wait.
     """
     return 1 if seconds >= STEADY or new_steps else before + 1
-
-
-def describe_reason(why: Optional[Dict[str, Any]]) -> str:
-    """Describe a reason."""
-    if why is None:
-        return "the cause is unknown"
-    return "%s: %s" % (why["node"], why["text"])
-
-
-def describe_outcome(outcome: Dict[str, Any]) -> str:
-    """Describe how a node's command ended."""
-    if outcome["stopped"]:
-        return "it stopped"
-    if outcome["signal"]:
-        return "its command was killed by %s" % outcome["signal"]
-    return "its command exited with code %s" % outcome["rc"]
