@@ -2,9 +2,11 @@
 
 Each agent tries the others in the order of the roster, and listens itself when its turn comes: the first one at once,
 each further one ``STEP`` seconds later. A spare waits for ``LATER`` more seconds: it notices the loss at once, and the
-others end their processes first. Two that listen at the same time would miss each other for ``HOLD`` seconds. An agent that reaches a listening one has found its hub. An agent that listens
-needs enough others (``Tolerance.enough``, a majority), or it stops listening and tries the others again. An agent is
-connected to one hub at a time, so two parts of a divided network cannot both have a majority.
+others end their processes first. Two that listen at the same time would miss each other for ``HOLD`` seconds.
+
+An agent that reaches a listening one has found its hub. An agent that listens needs enough others
+(``Tolerance.enough``, a majority), or it stops listening and tries the others again. An agent is connected to one hub
+at a time, so two parts of a divided network cannot both have a majority.
 """
 
 from __future__ import annotations
