@@ -187,13 +187,13 @@ class Peer:
         before, self.instance = self.instance, instance
         if before in ("", instance):
             return False
+        self.left = self.gone = self.lost = False
         self.restart()
         return True
 
     def restart(self) -> None:
         """Number the messages from 1 again, both ways: the peer has forgotten the earlier numbers."""
         self.received = 0
-        self.left = self.gone = self.lost = False
         kept = [body for _, body in self.unacknowledged]
         self.unacknowledged.clear()
         self._number = self.size = 0
