@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from case_table import every_case
 
 from trainer.lm import config, families, rules
 from trainer.lm.errors import RefusedError
@@ -30,7 +31,7 @@ def outside(bound, kind):
     return [kind(value) if math.isfinite(value) else value for value in near if value not in bound.also] + most
 
 
-@pytest.mark.parametrize("each", NUMBERS, ids=lambda each: each.name)
+@every_case("each", NUMBERS, ids=lambda each: each.name)
 def test_every_number_has_a_bound_that_the_command_line_and_files_keep(each, tmp_path):
     bound = each.metadata.get("bound")
     assert bound is not None, f"{each.name} has no bound"
@@ -59,7 +60,7 @@ def test_every_number_has_a_bound_that_the_command_line_and_files_keep(each, tmp
     assert str(refused.value).startswith(f"{path}: {each.name} {bound.problem(wrong[0])}")
 
 
-@pytest.mark.parametrize("each", NUMBERS, ids=lambda each: each.name)
+@every_case("each", NUMBERS, ids=lambda each: each.name)
 def test_a_checkpoint_of_a_version_without_bounds_is_refused_too(each):
     wrong = outside(each.metadata["bound"], type(each.default))[0]
     with pytest.raises(RefusedError, match=rf"^out/iter_5: {each.name} must be "):
@@ -84,8 +85,8 @@ def test_help_names_the_published_sizes(capsys):
     assert f"a published size ({', '.join(families.PUBLISHED)})" in shown
 
 
-@pytest.mark.parametrize(
-    ("options", "what"),
+@every_case(
+    "options, what",
     [
         (["--n-head", "5"], "--n-embd 768 (default) must be a multiple of --n-head 5"),
         (["--warmup-iters", "11", "--max-iters", "10"], "--warmup-iters 11 must be at most --max-iters 10"),
