@@ -10,6 +10,7 @@ import pytest
 
 LAB = Path(__file__).resolve().parent.parent / "scripts/lab"
 LAB_FIXTURES = {"lab_env", "lab_project"}
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 LAB_TIMEOUT = 1800  # the first test that needs the environment waits for its build
 
 # A shell, and so some CI systems, start background jobs with SIGINT ignored, and children inherit that.
@@ -37,13 +38,30 @@ def pytest_collection():
         gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Each of several workers starts in another part of a folder: a file's compiled form is there when the others come.
+
+    On a clean checkout every worker would otherwise compile all files at the same time, and rewrite their asserts.
+    """
+    report = yield
+    if WORKER and report.passed and isinstance(collector, pytest.Directory):
+        workers, number = int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), int(WORKER.removeprefix("gw"))
+        first = len(report.result) * number // workers
+        report.result = [*report.result[first:], *report.result[:first]]
+    return report
+
+
+@pytest.hookimpl(wrapper=True)  # before -m selects, and before the order of a folder's conftest
 def pytest_collection_modifyitems(items):
+    if WORKER:
+        items.sort(key=lambda item: item.path)  # the same order in each worker
     for item in items:
         if LAB_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("lab")
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(LAB_TIMEOUT))
+    return (yield)
 
 
 @pytest.fixture(scope="session")
