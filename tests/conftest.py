@@ -1,3 +1,4 @@
+import fcntl
 import gc
 import os
 import signal
@@ -92,8 +93,16 @@ def small_env(small):
 
 @pytest.fixture(scope="session")
 def lab_project(lab_env, tmp_path_factory):
-    """A folder with train.yaml, model/ and data/ that LLaMA-Factory trains in seconds; copy it before writing to it."""
-    folder = tmp_path_factory.mktemp("lab") / "project"
-    argv = [lab_env / "bin/python", LAB / "tiny_model.py", folder]
-    subprocess.run(argv, check=True, capture_output=True, text=True)
+    """A folder with train.yaml, model/ and data/ that LLaMA-Factory trains in seconds; copy it before writing to it.
+
+    It is made once for all workers.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if WORKER else base) / "lab-project"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            argv = [lab_env / "bin/python", LAB / "tiny_model.py", folder.with_suffix(".new")]
+            subprocess.run(argv, check=True, capture_output=True, text=True)
+            folder.with_suffix(".new").rename(folder)
     return folder
