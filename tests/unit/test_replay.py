@@ -40,7 +40,7 @@ PROOFS = {
     "net.hostname": FAULTS,
     "net.iface": f"{BAD_INPUT}::test_an_interface_that_no_node_has_is_refused",
     "net.master": "tests/nodes/test_measures.py::test_a_master_port_that_is_in_use",
-    "resume": "tests/nodes/test_run_proofs.py::test_zero_2_resumes_without_shared_disks_and_is_exported_as_fp32",
+    "resume": "tests/nodes/test_programs.py::test_killed_restarted_collected",
 }
 RECORDED = {"env.cuda", "ib.gid", "ib.mtu", "lim.memlock", "pci.acs", "pci.iommu"}
 IN_UNIT = {"gate.gpus": "tests/unit/test_gate_rules.py::test_more_processes_than_gpus_fail_on_nodes_with_gpus"}
