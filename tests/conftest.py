@@ -1,3 +1,4 @@
+import fcntl
 import gc
 import os
 import signal
@@ -10,6 +11,7 @@ import pytest
 
 LAB = Path(__file__).resolve().parent.parent / "scripts/lab"
 LAB_FIXTURES = {"lab_env", "lab_project"}
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
 LAB_TIMEOUT = 1800  # the first test that needs the environment waits for its build
 
 # A shell, and so some CI systems, start background jobs with SIGINT ignored, and children inherit that.
@@ -37,13 +39,30 @@ def pytest_collection():
         gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)  # before -m selects
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector):
+    """Each of several workers starts in another part of a folder: a file's compiled form is there when the others come.
+
+    On a clean checkout every worker would otherwise compile all files at the same time, and rewrite their asserts.
+    """
+    report = yield
+    if WORKER and report.passed and isinstance(collector, pytest.Directory):
+        workers, number = int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), int(WORKER.removeprefix("gw"))
+        first = len(report.result) * number // workers
+        report.result = [*report.result[first:], *report.result[:first]]
+    return report
+
+
+@pytest.hookimpl(wrapper=True)  # before -m selects, and before the order of a folder's conftest
 def pytest_collection_modifyitems(items):
+    if WORKER:
+        items.sort(key=lambda item: item.path)  # the same order in each worker
     for item in items:
         if LAB_FIXTURES.intersection(getattr(item, "fixturenames", ())):
             item.add_marker("lab")
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(LAB_TIMEOUT))
+    return (yield)
 
 
 @pytest.fixture(scope="session")
@@ -74,8 +93,16 @@ def small_env(small):
 
 @pytest.fixture(scope="session")
 def lab_project(lab_env, tmp_path_factory):
-    """A folder with train.yaml, model/ and data/ that LLaMA-Factory trains in seconds; copy it before writing to it."""
-    folder = tmp_path_factory.mktemp("lab") / "project"
-    argv = [lab_env / "bin/python", LAB / "tiny_model.py", folder]
-    subprocess.run(argv, check=True, capture_output=True, text=True)
+    """A folder with train.yaml, model/ and data/ that LLaMA-Factory trains in seconds; copy it before writing to it.
+
+    It is made once for all workers.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if WORKER else base) / "lab-project"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            argv = [lab_env / "bin/python", LAB / "tiny_model.py", folder.with_suffix(".new")]
+            subprocess.run(argv, check=True, capture_output=True, text=True)
+            folder.with_suffix(".new").rename(folder)
     return folder

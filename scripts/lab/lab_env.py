@@ -162,7 +162,7 @@ def _install_deepspeed(pip: list[str | Path], prefix: Path, stage: Path, log: Lo
     wrapper = stage / "c++"
     # torch's headers have messages with __FILE__, which no deployment could rewrite to a longer prefix.
     flags = " ".join(
-        ("-g0", "-O2", f"-ffile-prefix-map={prefix}=", *lab_recipe.COMPILER_FLAGS.get(platform.machine(), ()))
+        (*lab_recipe.OPTIONS, f"-ffile-prefix-map={prefix}=", *lab_recipe.COMPILER_FLAGS.get(platform.machine(), ()))
     )
     wrapper.write_text(f'#!/bin/sh\nexec {lab_recipe.COMPILER} "$@" {flags}\n')
     wrapper.chmod(0o755)

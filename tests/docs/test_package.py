@@ -18,9 +18,12 @@ def installed(tmp_path_factory):
     (wheel,) = folder.glob("*.whl")
     venv.create(folder / "venv")
     python = folder / "venv" / "bin" / "python"
-    # this environment's pip installs into the other, and what is never imported is not compiled
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--no-compile", str(wheel)]
-    subprocess.run(pip, check=True, capture_output=True)
+    # uv takes a tenth of pip's CPU time, but does not know an index that only pip's configuration names.
+    uv = [Path(sys.executable).with_name("uv"), "pip", "install", "-q", "--python", python, wheel]
+    if not uv[0].exists() or subprocess.run(uv, check=False, capture_output=True).returncode:
+        # what is never imported is not compiled
+        pip = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-compile", wheel]
+        subprocess.run(pip, check=True, capture_output=True)
     return python
 
 

@@ -1,8 +1,11 @@
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.append(str(Path(__file__).parent))  # for case_table; last, so that it hides no module
 
 # Files that take longer than most, the longest first. Every other one mostly waits, and leaves its core to the others.
 LONG = (

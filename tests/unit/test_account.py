@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from case_table import every_case
 
 sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
@@ -277,7 +278,7 @@ def test_a_launcher_that_restarts_its_ranks_itself_repeats_steps():
     assert found.repeated == 9
 
 
-@pytest.mark.parametrize("case", sorted(path.name for path in RECORDED.iterdir() if path.is_dir()))
+@every_case("case", sorted(path.name for path in RECORDED.iterdir() if path.is_dir()))
 def test_recorded_runs(case):
     for path in sorted((RECORDED / case).glob("*/events.jsonl")):
         events = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]

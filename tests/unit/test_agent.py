@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from case_table import every_case
 
 sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
@@ -591,7 +592,7 @@ def test_infiniband_ports(probing, tmp_path):
 # --- the source ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
+@every_case("path", SOURCES, ids=lambda path: path.name)
 def test_python_3_8_reads_it_and_needs_nothing_else(path):
     tree = ast.parse(path.read_text(), feature_version=(3, 8))
     ours = {each.relative_to(AGENT).parts[0].removesuffix(".py") for each in SOURCES}

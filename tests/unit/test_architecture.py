@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from case_table import every_case
 
 ROOT = Path(__file__).parents[2]
 LONGEST = 600  # lines; a file that needs more does more than one thing
@@ -132,7 +133,7 @@ def test_the_picture_has_every_import_between_layers_and_no_other():
     assert set(re.findall(r"(\w+) --> (\w+)", PICTURE)) == real
 
 
-@pytest.mark.parametrize(("file", "function"), re.findall(r"`((?:provision|trainer)/[\w/]+\.py):(\w+)`", PAGE))
+@every_case("file, function", re.findall(r"`((?:provision|trainer)/[\w/]+\.py):(\w+)`", PAGE))
 def test_a_function_of_the_paths_exists(file, function):
     assert function in {node.name for node in ast.walk(tree(ROOT / file)) if isinstance(node, ast.FunctionDef)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-import pytest
+from case_table import every_case
 
 from provision import checks
 from provision.checks import Answer, Plan, ids, judged, load
@@ -167,7 +167,7 @@ def test_only_a_cluster_where_everything_was_checked_is_all_ok():
     assert "0 OK, 1 n/a" in check_output(result(lacking(TEMP, "gpu01")))[1]
 
 
-@pytest.mark.parametrize("check", [each for each in ids() if each.startswith(("gpu.", "ib."))])
+@every_case("check", [each for each in ids() if each.startswith(("gpu.", "ib."))])
 def test_no_check_of_hardware_is_ok_on_a_node_without_it(check):
     """Recorded answers of nodes that lack the hardware, and the state that a probe gives without its tool."""
     nodes = (Node("a", "10.0.0.1"), Node("b", "10.0.0.2"))

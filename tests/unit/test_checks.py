@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from case_table import every_case
 
 sys.path.append(str(Path(__file__).parent))  # for recorded; last, so that it hides no module
 
@@ -24,16 +24,20 @@ TYPES = {"timeout": float | int, "tool": str, "root": bool, "bundle": bool, "lim
 FILES = Path(checks.__file__).parent
 
 
-def cases(kind):
+def recordings(kind):
     return [
-        pytest.param(recording, id=f"{check}-{number}")
+        recording
         for check in checks.ids()
         if (FOLDER / f"{check}.yaml").exists()  # a separate test proves that each has one
-        for number, recording in enumerate(getattr(recorded(check), kind))
+        for recording in getattr(recorded(check), kind)
     ]
 
 
-@pytest.mark.parametrize("recording", cases("healthy"))
+def title(recording):
+    return f"{recording.check} {recording.name}"
+
+
+@every_case("recording", lambda: recordings("healthy"), ids=title)
 def test_healthy_nodes_are_ok(recording):
     findings = list(judged(recording.check, recording.plan, recording.answers))
     assert sorted(each.node for each in findings) == sorted(recording.answers)
@@ -41,7 +45,7 @@ def test_healthy_nodes_are_ok(recording):
     assert all(each.observed for each in findings)
 
 
-@pytest.mark.parametrize("recording", cases("faulty"))
+@every_case("recording", lambda: recordings("faulty"), ids=title)
 def test_a_fault_is_named_on_its_node_and_on_no_other(recording):
     assert recording.finds, f"{recording.name}: finds nothing"
     findings = list(judged(recording.check, recording.plan, recording.answers))
@@ -60,7 +64,7 @@ def test_a_fault_is_named_on_its_node_and_on_no_other(recording):
     assert [word for word in recording.says if str(word) not in reported] == [], reported
 
 
-@pytest.mark.parametrize("check", checks.ids())
+@every_case("check", checks.ids())
 def test_every_check_has_recordings_with_their_source(check):
     assert (FOLDER / f"{check}.yaml").exists(), f"tests/unit/recorded/{check}.yaml is missing"
     assert recorded(check).healthy
@@ -71,7 +75,7 @@ def test_every_check_has_recordings_with_their_source(check):
         assert not re.search(r"(?i)\b(edited|after)\b", each.source) or not each.seen, "what was edited was not seen"
 
 
-@pytest.mark.parametrize("check", checks.ids())
+@every_case("check", checks.ids())
 def test_every_check_keeps_the_contract(check):
     about = checks.load(check)
     assert re.fullmatch(r"[a-z]+\.[a-z0-9_]+", check)
@@ -101,7 +105,7 @@ def test_every_check_keeps_the_contract(check):
 MODULES = sorted(each for each in FILES.glob("*_*.py") if each.stem != "__init__")
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+@every_case("path", MODULES, ids=lambda path: path.stem)
 def test_a_module_documents_its_check(path):
     doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     first = doc.splitlines()[0]
@@ -121,7 +125,7 @@ class Asked(dict):
         return super().__getitem__(name)
 
 
-@pytest.mark.parametrize("check", [each for each in checks.ids() if checks.load(each).limits])
+@every_case("check", [each for each in checks.ids() if checks.load(each).limits])
 def test_every_limit_of_a_check_is_read(check):
     limits = Asked(checks.load(check).limits)
     for recording in (*recorded(check).healthy, *recorded(check).faulty):
@@ -136,7 +140,7 @@ def test_a_check_reads_its_own_limits_only():
             list(judged(check, replace(recording.plan, limits={}), recording.answers))
 
 
-@pytest.mark.parametrize("check", checks.ids())
+@every_case("check", checks.ids())
 def test_missing_or_hung_probe_is_never_ok(check):
     plan = recorded(check).healthy[0].plan
     node = plan.nodes[0].name

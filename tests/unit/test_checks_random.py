@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from case_table import every_case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -75,7 +76,7 @@ def test_no_answer_breaks_a_judge(check):
     judge()
 
 
-@pytest.mark.parametrize("check", checks.ids())
+@every_case("check", checks.ids())
 def test_an_empty_answer_is_not_ok(check):
     """Every probe prints something; where it does not, it was killed, or a shell or a file was not there."""
     for recording in recorded(check).healthy[:1]:
@@ -89,8 +90,8 @@ NUMBER = re.compile(r"[0-9]+")
 PLACES = 20  # numbers of an answer that are replaced, spread over all of it
 
 
-@pytest.mark.parametrize("number", ["9" * 5000, "²"], ids=["5000 digits", "superscript"])
-@pytest.mark.parametrize("check", checks.ids())
+@every_case("number", ["9" * 5000, "²"])
+@every_case("check", checks.ids())
 def test_no_number_breaks_a_judge(check, number):
     """``int`` refuses more than 4,300 digits, and ``isdigit`` accepts characters that ``int`` refuses."""
     for recording in recorded(check).healthy[:1]:

@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
+from case_table import every_case
 
 sys.path.append(str(Path(__file__).parent))  # for recorded_runs and replay; last, so that they hide no module
 
@@ -21,16 +21,27 @@ from provision.diagnosis.causes import TABLE
 from provision.diagnosis.conditions import RULES
 from provision.summaries.diagnosis import WIDTH, diagnosis_output
 
-CASES = cases()
+RESULTS = {}
+
+
+def result_of(case):
+    """What ``diagnose`` makes of it: several tests look at the same result."""
+    if case.name not in RESULTS:
+        RESULTS[case.name] = diagnose(case.evidence)
+    return RESULTS[case.name]
+
+
+def name(case):
+    return case.name
 
 
 def message(result) -> str:
     return diagnosis_output(result)[1]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@every_case("case", cases, ids=name)
 def test_a_recorded_run_yields_its_cause(case):
-    result = diagnose(case.evidence)
+    result = result_of(case)
     first = result.verdict.first if result.verdict else None
     assert (first.cause.id if first else None) == case.finds, message(result)
     if case.node:
@@ -40,15 +51,15 @@ def test_a_recorded_run_yields_its_cause(case):
         assert result.verdict is None, message(result)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@every_case("case", cases, ids=name)
 def test_a_recorded_run_yields_its_conditions_and_no_others(case):
-    result = diagnose(case.evidence)
+    result = result_of(case)
     assert tuple(each.id for each in result.conditions) == case.conditions, message(result)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@every_case("case", cases, ids=name)
 def test_verdict_and_fix_are_shown_and_fit_the_screen(case):
-    data, text = diagnosis_output(diagnose(case.evidence))
+    data, text = diagnosis_output(result_of(case))
     flat = " ".join(text.split())
     for words in (*case.says, *case.fix):
         assert " ".join(words.split()) in flat, text
@@ -57,21 +68,20 @@ def test_verdict_and_fix_are_shown_and_fit_the_screen(case):
     assert data["state"] in {None, "running", "finished", "failed", "stopped"}
 
 
-@pytest.mark.parametrize("name", [each.name for each in CASES if each.name.startswith("healthy")])
-def test_a_healthy_run_yields_nothing(name):
-    case = next(each for each in CASES if each.name == name)
-    result = diagnose(case.evidence)
+@every_case("case", lambda: [case for case in cases() if case.name.startswith("healthy")], ids=name)
+def test_a_healthy_run_yields_nothing(case):
+    result = result_of(case)
     assert (result.verdict, result.conditions) == (None, ())
     assert "no problem" in message(result) or "nothing failed" in message(result)
 
 
 def test_there_are_healthy_runs():
-    assert sum(case.name.startswith("healthy") for case in CASES) >= 4
+    assert sum(case.name.startswith("healthy") for case in cases()) >= 4
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+@every_case("rule", RULES, ids=lambda rule: rule.id)
 def test_every_rule_has_a_run_in_which_it_holds(rule):
-    assert [case.name for case in CASES if rule.id in case.conditions]
+    assert [case.name for case in cases() if rule.id in case.conditions]
 
 
 def test_ids_are_unique():
@@ -79,7 +89,7 @@ def test_ids_are_unique():
     assert len(ids) == len(set(ids))
 
 
-@pytest.mark.parametrize("cause", TABLE, ids=lambda cause: cause.id)
+@every_case("cause", TABLE, ids=lambda cause: cause.id)
 def test_every_cause_is_complete(cause):
     assert cause.lines or cause.events or cause.traced
     assert cause.says
@@ -97,13 +107,13 @@ def test_every_cause_is_complete(cause):
     assert names <= reported, f"{cause.id} says {names - reported}, which no pattern captures"
 
 
-@pytest.mark.parametrize("cause", [cause for cause in TABLE if cause.grade != "echo"], ids=lambda cause: cause.id)
+@every_case("cause", [cause for cause in TABLE if cause.grade != "echo"], ids=lambda cause: cause.id)
 def test_every_cause_has_a_recorded_run_or_a_replay(cause):
-    found = {case.finds for case in CASES} | {case.cause for case in replays()}  # test_replay.py judges the replays
+    found = {case.finds for case in cases()} | {case.cause for case in replays()}  # test_replay.py judges the replays
     assert cause.id in found, f"{cause.id} is never the first failure anywhere"
 
 
-@pytest.mark.parametrize(("row", "text"), [(row.id, line) for row in (*TABLE, *RULES) for line in row.fix])
+@every_case("row, text", [(row.id, line) for row in (*TABLE, *RULES) for line in row.fix])
 def test_commands_and_checks_in_fixes_exist(row, text):
     for word in re.findall(r"clusterctl ([a-z][a-z-]+)", text):
         assert word in cli.list_commands(None), text

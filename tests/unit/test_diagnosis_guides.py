@@ -7,9 +7,10 @@ The rows are paraphrased here. Where a guide's advice fixes nothing, or the wron
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 
-import pytest
+from case_table import every_case
 
 sys.path.append(str(Path(__file__).parent))  # for recorded_runs; last, so that it hides no module
 
@@ -67,22 +68,25 @@ NOT = {
     "llama.oom-steps": ('"zero_optimization.reduce_bucket_size": 5e8',),
 }
 
-CASES = {row: case for case in cases() for row in case.rows}
+
+@cache
+def recorded_rows():
+    return {row: case for case in cases() for row in case.rows}
 
 
-@pytest.mark.parametrize("row", ROWS)
+@every_case("row", ROWS)
 def test_every_row_of_the_guides_is_recorded(row):
-    assert row in CASES, f"no recorded run is the row {row}: {ROWS[row]}"
+    assert row in recorded_rows(), f"no recorded run is the row {row}: {ROWS[row]}"
 
 
-@pytest.mark.parametrize("row", sorted(CASES))
+@every_case("row", recorded_rows)
 def test_every_recorded_row_is_one_of_the_guides(row):
     assert row in ROWS
 
 
-@pytest.mark.parametrize("row", ROWS)
+@every_case("row", ROWS)
 def test_every_row_yields_a_cause_and_a_fix(row):
-    case = CASES[row]
+    case = recorded_rows()[row]
     result = diagnose(case.evidence)
     text = " ".join(diagnosis_output(result)[1].split())
     assert result.verdict or result.conditions

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
-import pytest
+from case_table import every_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +18,15 @@ from recorded_runs.cases import cases
 from provision.diagnosis import diagnose
 from provision.diagnosis.verdict import judge
 
-FAILED = [case for case in cases() if case.finds]
 SKEW = 0.03  # seconds
+
+
+@cache
+def failed():
+    return [case for case in cases() if case.finds]
+
+
+FAILED = st.deferred(lambda: st.sampled_from(failed()))
 
 
 def verdict(evidence):
@@ -48,7 +56,7 @@ def shifted(record, seconds):
 @settings(deadline=None)
 @given(data=st.data())
 def test_the_order_of_lines_of_different_ranks_changes_nothing(data):
-    case = data.draw(st.sampled_from(FAILED))
+    case = data.draw(FAILED)
     records = tuple(interleaved(record, data.draw) for record in case.evidence.records)
     assert verdict(replace(case.evidence, records=records)) == verdict(case.evidence)
 
@@ -56,7 +64,7 @@ def test_the_order_of_lines_of_different_ranks_changes_nothing(data):
 @settings(deadline=None)
 @given(data=st.data())
 def test_clocks_that_differ_a_little_change_nothing(data):
-    case = data.draw(st.sampled_from(FAILED))
+    case = data.draw(FAILED)
     skews = [data.draw(st.floats(-SKEW, SKEW)) for _ in case.evidence.records]
     records = tuple(shifted(record, skew) for record, skew in zip(case.evidence.records, skews, strict=True))
     assert verdict(replace(case.evidence, records=records)) == verdict(case.evidence)
@@ -65,14 +73,12 @@ def test_clocks_that_differ_a_little_change_nothing(data):
 @settings(deadline=None)
 @given(data=st.data())
 def test_the_order_of_the_nodes_changes_nothing(data):
-    case = data.draw(st.sampled_from(FAILED))
+    case = data.draw(FAILED)
     records = tuple(data.draw(st.permutations(case.evidence.records)))
     assert verdict(replace(case.evidence, records=records)) == verdict(case.evidence)
 
 
-@pytest.mark.parametrize(
-    "case", [case for case in FAILED if len(case.evidence.records) > 1], ids=lambda case: case.name
-)
+@every_case("case", lambda: [case for case in failed() if len(case.evidence.records) > 1], ids=lambda case: case.name)
 def test_without_the_failed_node_no_cause_is_invented(case):
     """A node that is down: the echoes on other nodes are no cause."""
     left = tuple(record for record in case.evidence.records if record.node != case.node)

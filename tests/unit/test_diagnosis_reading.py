@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from case_table import every_case
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -153,7 +154,7 @@ def test_an_attempt_has_its_own_lines():
     assert texts == [["99.5", "150", "198"], ["199.5", "250"]]
 
 
-@pytest.mark.parametrize(
+@every_case(
     "pattern", sorted({line for cause in TABLE for line in (*cause.lines, *(each for each, _ in cause.traced))})
 )
 def test_required_text_of_a_pattern_is_part_of_it(pattern):

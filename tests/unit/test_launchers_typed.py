@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 import pytest
+from case_table import every_case
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -40,7 +41,7 @@ def shown(job):
     return [notice.text for notice in launchers.launch(spec(job)).notices if "replaced by" in notice.text]
 
 
-@pytest.mark.parametrize(("launcher", "name"), OPTIONS)
+@every_case("launcher, name", OPTIONS)
 def test_every_option_is_used_or_replaced_by_name_or_refused(launcher, name):
     table = TABLES[launcher]
     value = [] if name in table.flags else [SAMPLES.get(table.used.get(name, ""), "7")]

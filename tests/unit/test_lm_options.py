@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from case_table import every_case
 
 from trainer.lm import config, families, rules
 from trainer.lm.errors import RefusedError
@@ -30,7 +31,7 @@ def outside(bound, kind):
     return [kind(value) if math.isfinite(value) else value for value in near if value not in bound.also] + most
 
 
-@pytest.mark.parametrize("each", NUMBERS, ids=lambda each: each.name)
+@every_case("each", NUMBERS, ids=lambda each: each.name)
 def test_every_number_has_a_bound_that_the_command_line_and_files_keep(each, tmp_path):
     bound = each.metadata.get("bound")
     assert bound is not None, f"{each.name} has no bound"
@@ -59,7 +60,7 @@ def test_every_number_has_a_bound_that_the_command_line_and_files_keep(each, tmp
     assert str(refused.value).startswith(f"{path}: {each.name} {bound.problem(wrong[0])}")
 
 
-@pytest.mark.parametrize("each", NUMBERS, ids=lambda each: each.name)
+@every_case("each", NUMBERS, ids=lambda each: each.name)
 def test_a_checkpoint_of_a_version_without_bounds_is_refused_too(each):
     wrong = outside(each.metadata["bound"], type(each.default))[0]
     with pytest.raises(RefusedError, match=rf"^out/iter_5: {each.name} must be "):
@@ -84,68 +85,68 @@ def test_help_names_the_published_sizes(capsys):
     assert f"a published size ({', '.join(families.PUBLISHED)})" in shown
 
 
-@pytest.mark.parametrize(
-    ("options", "what"),
-    [
-        (["--n-head", "5"], "--n-embd 768 (default) must be a multiple of --n-head 5"),
-        (["--warmup-iters", "11", "--max-iters", "10"], "--warmup-iters 11 must be at most --max-iters 10"),
-        (["--warmup-iters", "9", "--decay-iters", "5"], "--decay-iters 5 must be 0 or at least --warmup-iters 9"),
-        (["--min-lr", "1e-3"], "--min-lr 0.001 must be at most --learning-rate 0.0003 (default)"),
-        (
-            ["--patience", "2", "--eval-interval", "0"],
-            "--patience 2 counts evaluations, but --eval-interval 0 turns them off",
-        ),
-        (["--offload", "optimizer"], "--offload optimizer needs FSDP or DeepSpeed, not --engine plain (default)"),
-        (
-            ["--offload", "all", "--engine", "zero2"],
-            "--offload all: only FSDP and ZeRO-3 shard parameters, not --engine zero2",
-        ),
-        (
-            ["--offload", "optimizer", "--engine", "zero0"],
-            "--offload optimizer: --engine zero0 cannot shard the optimizer",
-        ),
-        (
-            ["--offload", "optimizer", "--engine", "fsdp"],
-            "--offload optimizer: with --engine fsdp parameters and optimizer are in the same memory",
-        ),
-        (["--compile", "whole", "--engine", "fsdp"], "--compile whole: --engine fsdp gathers weights between"),
-        (["--coalesce"], "--coalesce True: only zero2, zero3 and fsdp"),
-        (["--engine", "zero1", "--reduce-dtype", "bfloat16"], "--reduce-dtype bfloat16 needs the engine plain or fsdp"),
-        (["--deepspeed-config", "x"], "--deepspeed-config x needs DeepSpeed, not --engine plain (default)"),
-        (
-            ["--lora-rank", "8", "--init", "x", "--engine", "zero2"],
-            "--lora-rank 8 needs the engine plain or fsdp, not --engine",
-        ),
-        (["--lora-rank", "8"], "--lora-rank 8: adapters need a trained model, not --init scratch (default)"),
-        (["--quantize", "nf4"], "--quantize nf4: only frozen weights can have 4 bits, but --lora-rank 0 (default)"),
-        (
-            ["--quantize", "nf4", "--lora-rank", "8", "--init", "x", "--engine", "fsdp"],
-            "--quantize nf4: weights in 4 bits are whole on each rank, but --engine fsdp shards them",
-        ),
-        (["--fp8", "auto", "--engine", "zero1"], "--fp8 auto needs the engine plain or fsdp, and all weights trained,"),
-        (["--fp8", "auto", "--compile", "off"], "--fp8 auto needs a compiled model in bfloat16, not --compile off"),
-        (["--optimizer", "muon", "--engine", "zero1"], "--optimizer muon needs the engine plain or fsdp, not --engine"),
-        (["--optimizer", "muon", "--engine", "fsdp"], "--optimizer muon needs whole matrices, but --engine fsdp"),
-        (
-            ["--optimizer", "muon", "--lora-rank", "8", "--init", "x"],
-            "--optimizer muon is for whole matrices, not for adapters of --lora-rank 8",
-        ),
-        (["--parts", "vision,vision"], "--parts vision,vision: not all, and not some of vision,projector,language"),
-        (
-            ["--parts", "language", "--projector-lr", "1e-3"],
-            "--vision-lr -1.0 (default), --projector-lr 0.001: --parts language freezes this part",
-        ),
-        (["--parts", "vision", "--lora-rank", "8", "--init", "x"], "--parts vision: --lora-rank 8 freezes all weights"),
-        (["--vision", "v"], "--vision v: a tower needs a trained language model, not --init scratch (default)"),
-        (["--vision", "v", "--init", "x", "--lora-rank", "8"], "--vision v: its new projector is no adapter of --lora"),
-        (["--profile-steps", "5:2"], "--profile-steps 5:2: not FIRST:LAST, from 1, at most 100 steps"),
-        (
-            ["--epochs", "2", "--sampling", "with-replacement"],
-            "--epochs 2: --sampling with-replacement has no passes over the data",
-        ),
-        (["--model", "gpt2", "--n-layer", "3"], "--n-layer 3: gpt2 has 12"),
-    ],
-)
+CONTRADICTIONS = [
+    (["--n-head", "5"], "--n-embd 768 (default) must be a multiple of --n-head 5"),
+    (["--warmup-iters", "11", "--max-iters", "10"], "--warmup-iters 11 must be at most --max-iters 10"),
+    (["--warmup-iters", "9", "--decay-iters", "5"], "--decay-iters 5 must be 0 or at least --warmup-iters 9"),
+    (["--min-lr", "1e-3"], "--min-lr 0.001 must be at most --learning-rate 0.0003 (default)"),
+    (
+        ["--patience", "2", "--eval-interval", "0"],
+        "--patience 2 counts evaluations, but --eval-interval 0 turns them off",
+    ),
+    (["--offload", "optimizer"], "--offload optimizer needs FSDP or DeepSpeed, not --engine plain (default)"),
+    (
+        ["--offload", "all", "--engine", "zero2"],
+        "--offload all: only FSDP and ZeRO-3 shard parameters, not --engine zero2",
+    ),
+    (
+        ["--offload", "optimizer", "--engine", "zero0"],
+        "--offload optimizer: --engine zero0 cannot shard the optimizer",
+    ),
+    (
+        ["--offload", "optimizer", "--engine", "fsdp"],
+        "--offload optimizer: with --engine fsdp parameters and optimizer are in the same memory",
+    ),
+    (["--compile", "whole", "--engine", "fsdp"], "--compile whole: --engine fsdp gathers weights between"),
+    (["--coalesce"], "--coalesce True: only zero2, zero3 and fsdp"),
+    (["--engine", "zero1", "--reduce-dtype", "bfloat16"], "--reduce-dtype bfloat16 needs the engine plain or fsdp"),
+    (["--deepspeed-config", "x"], "--deepspeed-config x needs DeepSpeed, not --engine plain (default)"),
+    (
+        ["--lora-rank", "8", "--init", "x", "--engine", "zero2"],
+        "--lora-rank 8 needs the engine plain or fsdp, not --engine",
+    ),
+    (["--lora-rank", "8"], "--lora-rank 8: adapters need a trained model, not --init scratch (default)"),
+    (["--quantize", "nf4"], "--quantize nf4: only frozen weights can have 4 bits, but --lora-rank 0 (default)"),
+    (
+        ["--quantize", "nf4", "--lora-rank", "8", "--init", "x", "--engine", "fsdp"],
+        "--quantize nf4: weights in 4 bits are whole on each rank, but --engine fsdp shards them",
+    ),
+    (["--fp8", "auto", "--engine", "zero1"], "--fp8 auto needs the engine plain or fsdp, and all weights trained,"),
+    (["--fp8", "auto", "--compile", "off"], "--fp8 auto needs a compiled model in bfloat16, not --compile off"),
+    (["--optimizer", "muon", "--engine", "zero1"], "--optimizer muon needs the engine plain or fsdp, not --engine"),
+    (["--optimizer", "muon", "--engine", "fsdp"], "--optimizer muon needs whole matrices, but --engine fsdp"),
+    (
+        ["--optimizer", "muon", "--lora-rank", "8", "--init", "x"],
+        "--optimizer muon is for whole matrices, not for adapters of --lora-rank 8",
+    ),
+    (["--parts", "vision,vision"], "--parts vision,vision: not all, and not some of vision,projector,language"),
+    (
+        ["--parts", "language", "--projector-lr", "1e-3"],
+        "--vision-lr -1.0 (default), --projector-lr 0.001: --parts language freezes this part",
+    ),
+    (["--parts", "vision", "--lora-rank", "8", "--init", "x"], "--parts vision: --lora-rank 8 freezes all weights"),
+    (["--vision", "v"], "--vision v: a tower needs a trained language model, not --init scratch (default)"),
+    (["--vision", "v", "--init", "x", "--lora-rank", "8"], "--vision v: its new projector is no adapter of --lora"),
+    (["--profile-steps", "5:2"], "--profile-steps 5:2: not FIRST:LAST, from 1, at most 100 steps"),
+    (
+        ["--epochs", "2", "--sampling", "with-replacement"],
+        "--epochs 2: --sampling with-replacement has no passes over the data",
+    ),
+    (["--model", "gpt2", "--n-layer", "3"], "--n-layer 3: gpt2 has 12"),
+]
+
+
+@every_case("options, what", CONTRADICTIONS)
 def test_options_that_contradict_each_other_are_refused(options, what):
     with pytest.raises(RefusedError) as refused:
         from_arguments(["--data", "x", *options])
@@ -169,8 +170,7 @@ def test_the_steps_to_profile_are_bounded(text, steps):
 
 
 def test_every_relation_is_tested():
-    (cases,) = test_options_that_contradict_each_other_are_refused.pytestmark
-    assert len(cases.args[1]) == len(rules.RELATIONS) + 1
+    assert len(CONTRADICTIONS) == len(rules.RELATIONS) + 1
 
 
 def test_a_relation_names_the_file_and_the_checkpoint(tmp_path):

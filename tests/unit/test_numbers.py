@@ -10,6 +10,7 @@ import math
 
 import click
 import pytest
+from case_table import every_case
 
 from provision.cli import cli
 from provision.cli.options import Number
@@ -42,7 +43,7 @@ def test_every_command_is_walked():
     assert len(NUMBERS) > 30
 
 
-@pytest.mark.parametrize(("name", "parameter"), PARAMETERS, ids=lambda each: getattr(each, "name", each))
+@every_case("name, parameter", PARAMETERS, ids=lambda case: f"{case[0]} {case[1].name}")
 def test_every_numeric_parameter_has_a_bound(name, parameter):
     """click's own numbers take nan, and its ranges take inf."""
     kinds = (click.types.IntParamType, click.types.FloatParamType)
@@ -52,7 +53,7 @@ def test_every_numeric_parameter_has_a_bound(name, parameter):
         assert parameter.type.bound.low is not None or parameter.type.bound.above is not None
 
 
-@pytest.mark.parametrize(("name", "parameter"), NUMBERS, ids=lambda each: getattr(each, "name", each))
+@every_case("name, parameter", NUMBERS, ids=lambda case: f"{case[0]} {case[1].name}")
 def test_invalid_number_is_refused_without_a_traceback(name, parameter):
     for text in NONSENSE:
         with pytest.raises(click.BadParameter) as refused:
@@ -61,7 +62,7 @@ def test_invalid_number_is_refused_without_a_traceback(name, parameter):
         assert len(refused.value.message) < 200
 
 
-@pytest.mark.parametrize(("name", "parameter"), NUMBERS, ids=lambda each: getattr(each, "name", each))
+@every_case("name, parameter", NUMBERS, ids=lambda case: f"{case[0]} {case[1].name}")
 def test_the_help_shows_the_range(name, parameter):
     context = click.Context(click.Command("x", params=[parameter]))
     text = " ".join(context.get_help().split())

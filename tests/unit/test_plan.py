@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from case_table import every_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -320,8 +321,8 @@ def test_every_plan_is_complete(name, method, gpu, nodes, gpus, share, program):
     assert config["zero_optimization"]["stage"] == made.best.setup.stage
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("gpus", [1, 8])
+@every_case("name", MODELS)
+@every_case("gpus", [1, 8])
 def test_ladder_reduces_memory_and_starts_with_free_steps(name, gpus):
     program = "own" if MODELS[name].family == "gpt2" else "trainer"  # whose loss may be in pieces
     training = Training(MODELS[name], "full", 1024, 64, program)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from case_table import every_case
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -60,7 +61,7 @@ PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+@every_case("name", MODELS)
 def test_parameter_counts_of_the_table_are_correct(name):
     assert MODELS[name].parameters == PARAMETERS[name]
 
@@ -93,7 +94,7 @@ TIMED = [point for point in MEASURED if "tokens_per_second" in point]
 OWN = [point for point in TIMED if point["source"] != "held out"]  # of the machine that the figures were fitted to
 
 
-@pytest.mark.parametrize("point", WEIGHED, ids=name)
+@every_case("point", WEIGHED, ids=name)
 def test_memory_matches_the_measurements(point):
     assert gpu_memory(*of(point)).allocated / 1e9 == pytest.approx(point["allocated_gb"], rel=0.08)
 

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
+from case_table import every_case
 
 from trainer.reader import FIELDS, read, series
 
@@ -19,13 +20,13 @@ FORMATS = sorted(path.parent for path in CORPUS.glob("*/expected.json"))
 COMPARED = ("loss", "eval_loss")  # must be absent where the log has none; the other numbers may be derived
 
 
-@pytest.mark.parametrize("path", NONE, ids=lambda path: path.stem)
+@every_case("path", NONE, ids=lambda path: path.stem)
 def test_a_log_without_a_training_yields_nothing(path):
     assert list(read([path.read_bytes()])) == []
 
 
-@pytest.mark.parametrize("folder", FORMATS, ids=lambda path: path.name)
-@pytest.mark.parametrize("size", [1 << 20, 100])
+@every_case("folder", FORMATS, ids=lambda path: path.name)
+@every_case("size", [1 << 20, 100])
 def test_a_training_yields_its_numbers(folder, size):
     text, expected = (folder / "train.log").read_bytes(), json.loads((folder / "expected.json").read_text())
     found = series(read(text[start : start + size] for start in range(0, len(text), size)))

@@ -11,6 +11,7 @@ import timeit
 from pathlib import Path
 
 import pytest
+from case_table import every_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,8 +96,8 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "source", "values"), LINES)
-@pytest.mark.parametrize("before", ["", "2026-11-22T07:15:00.123Z [3] ", "[default0]:", " 29%|##  | 8/28 [00:00<00:0"])
+@every_case("line, source, values", LINES)
+@every_case("before", ["", "2026-11-22T07:15:00.123Z [3] ", "[default0]:", " 29%|##  | 8/28 [00:00<00:0"])
 def test_a_line(line, source, values, before):
     (reported, *_) = parse_all(before + line)
     assert reported.source == source

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path, PurePosixPath
 
 import pytest
+from case_table import every_case
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jinja2 import DictLoader
@@ -141,7 +142,7 @@ def test_a_missing_template_is_named(templates):
         render("a.j2")
 
 
-@pytest.mark.parametrize("path", sorted(TEMPLATES.rglob("*.sh.j2")), ids=lambda path: str(path.relative_to(TEMPLATES)))
+@every_case("path", sorted(TEMPLATES.rglob("*.sh.j2")), ids=lambda path: str(path.relative_to(TEMPLATES)))
 def test_no_template_puts_a_word_where_sh_expects_none(path):
     for number, line in enumerate(path.read_text().splitlines(), 1):
         code = re.sub(r"\{\{[^}]*\|\s*(raw|words)\s*\}\}", "", line)

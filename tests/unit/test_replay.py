@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from case_table import every_case
 
 sys.path.append(str(Path(__file__).parent))  # for replay; last, so that it hides no module
 
@@ -20,8 +21,6 @@ from provision.diagnosis.causes import TABLE
 from provision.summaries.diagnosis import diagnosis_output
 
 ROOT = Path(__file__).parents[2]
-CASES = replays()
-NAMES = [case.id for case in CASES]
 
 FAULTS = "tests/nodes/test_check_faults.py::FAULTS"
 # What catches a failure before the start, and the test that proves it: the fault injected on sandbox nodes or on a
@@ -41,7 +40,7 @@ PROOFS = {
     "net.hostname": FAULTS,
     "net.iface": f"{BAD_INPUT}::test_an_interface_that_no_node_has_is_refused",
     "net.master": "tests/nodes/test_measures.py::test_a_master_port_that_is_in_use",
-    "resume": "tests/nodes/test_run_proofs.py::test_zero_2_resumes_without_shared_disks_and_is_exported_as_fp32",
+    "resume": "tests/nodes/test_programs.py::test_killed_restarted_collected",
 }
 RECORDED = {"env.cuda", "ib.gid", "ib.mtu", "lim.memlock", "pci.acs", "pci.iommu"}
 IN_UNIT = {"gate.gpus": "tests/unit/test_gate_rules.py::test_more_processes_than_gpus_fail_on_nodes_with_gpus"}
@@ -63,44 +62,50 @@ LATER = {
 }
 
 
-FIRST = [case for case in CASES if case.part != "aside2"]
+def name(case):
+    return case.id
 
 
-@pytest.mark.parametrize("case", CASES, ids=NAMES)
+def first_cases():
+    return [case for case in replays() if case.part != "aside2"]
+
+
+@every_case("case", replays, ids=name)
 def test_a_replay_yields_its_cause_or_none(case):
     assert case.verdict == case.expected, diagnosis_output(case.result)[1]
 
 
 def test_the_bounds_hold_in_both_parts_and_together():
-    assert len(CASES) >= 100
-    assert len({case.source for case in CASES}) == len(CASES)
-    parts = [[case for case in CASES if case.part == part] for part in PARTS]
-    assert len(parts[1]) >= len(FIRST) // 3
+    everything = replays()
+    assert len(everything) >= 100
+    assert len({case.source for case in everything}) == len(everything)
+    parts = [[case for case in everything if case.part == part] for part in PARTS]
+    assert len(parts[1]) >= len(first_cases()) // 3
     assert len(parts[2]) >= 40
-    for cases in (*parts, CASES):
+    for cases in (*parts, everything):
         found = score(cases)
         assert found["right"] >= 0.9 * len(cases)
         assert found["wrong"] <= 2
 
 
 def test_the_part_follows_from_the_id_and_the_first_look_is_kept():
-    assert [case.part for case in FIRST] == [part_of(case.id) for case in FIRST]
+    assert [case.part for case in first_cases()] == [part_of(case.id) for case in first_cases()]
     kept = first_look()
     for part in ("aside", "aside2"):
-        names = {case.id for case in CASES if case.part == part}
+        names = {case.id for case in replays() if case.part == part}
         found, missed = kept[part]["first look"], kept[part]["not right at the first look"]
         assert sum(found.values()) == len(names)
         assert found["wrong"] + found["unknown"] == len(missed)
         assert set(missed) <= names
 
 
-@pytest.mark.parametrize("case", CASES, ids=NAMES)
+@every_case("case", replays, ids=name)
 def test_a_case_has_a_thread_and_a_cause_that_the_table_has_if_it_is_expected(case):
     assert re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull)/\d+", case.source)
     assert (case.cause in {cause.id for cause in TABLE}) or case.expected == "unknown"
 
 
-@pytest.mark.parametrize("case", CASES, ids=NAMES)
+@every_case("case", replays, ids=name)
 def test_what_catches_a_case_exists_and_is_proven(case):
     known = {*checks.ids(), *gate_findings(), *cli.list_commands(None)}
     if case.caught_by:
@@ -109,12 +114,12 @@ def test_what_catches_a_case_exists_and_is_proven(case):
         assert (case.caught_by in {*PROOFS, *RECORDED, *IN_UNIT}) != (case.id in LATER), case.caught_by
 
 
-@pytest.mark.parametrize("check", PROOFS)
+@every_case("check", PROOFS)
 def test_a_proof_on_nodes_exists(check):
     path, _, name = PROOFS[check].partition("::")
     text = (ROOT / path).read_text(encoding="utf-8")
     assert f'"{check}": (' in text if name == "FAULTS" else f"def {name}(" in text
-    assert any(case.caught_by == check for case in CASES)
+    assert any(case.caught_by == check for case in replays())
 
 
 def test_other_proofs_exist():

@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from case_table import every_case
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -325,7 +326,7 @@ def test_valid_offer_is_accepted_unchanged():
     assert read_offer({"output": None, "offer": None}, "node01") == {"output": None, "offer": {}}
 
 
-@pytest.mark.parametrize(
+@every_case(
     "change",
     [
         {"ranks": [0]},

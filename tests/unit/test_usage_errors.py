@@ -5,6 +5,7 @@ import shlex
 
 import click
 import pytest
+from case_table import every_case
 
 from provision.cli import cli
 
@@ -74,7 +75,7 @@ def commands(command, path):
             yield from commands(command.get_command(ctx, name), [*path, name])
 
 
-@pytest.mark.parametrize("path", [path for path, _ in commands(cli, [])], ids=" ".join)
+@every_case("path", [path for path, _ in commands(cli, [])], ids=" ".join)
 def test_every_command_refuses_an_unknown_option_in_this_style(run, path):
     code, out, err = run(*path, "--no-such-thing-at-all")
     assert (code, out) == (2, "")

@@ -31,6 +31,7 @@ import yaml
 from provision.diagnosis import Evidence, reading
 
 FOLDER = Path(__file__).parent
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same values, ten times as fast
 KNOWN = {
     *("source", "note", "state", "processes", "finds", "node", "rank", "unsent", "conditions", "says", "fix", "rows")
 }
@@ -66,7 +67,7 @@ def case(name: str) -> Case:
 
 
 def _case(folder: Path) -> Case:
-    data: dict[str, Any] = yaml.safe_load((folder / "case.yaml").read_text(encoding="utf-8"))
+    data: dict[str, Any] = yaml.load((folder / "case.yaml").read_text(encoding="utf-8"), _LOADER)
     unknown = set(data) - KNOWN
     assert not unknown, f"{folder.name}: {unknown}"
     processes = data.pop("processes", 2)

@@ -33,7 +33,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ class Replay:
     files: Mapping[str, str]
     evidence: Evidence
 
-    @property
+    @cached_property
     def result(self) -> Diagnosis:
         """What ``diagnose`` makes of it."""
         return diagnose(self.evidence)
