@@ -1,4 +1,4 @@
-"""``plan --tune`` on a node with LLaMA-Factory: it measures candidates and writes the fastest of equal loss."""
+"""``plan --tune`` on two nodes with LLaMA-Factory: it measures candidates and writes the fastest of equal loss."""
 
 import json
 
@@ -7,7 +7,7 @@ import yaml
 
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(900)]
 
-TUNE = ("--tune", "--nodes", "1", "--candidates", "2", "--seconds", "4", "--json", "--gpu", "A100")
+TUNE = ("--tune", "--candidates", "2", "--seconds", "4", "--json", "--gpu", "A100")
 
 
 @pytest.fixture(scope="module")
