@@ -247,6 +247,31 @@ def test_agents_meet_again_and_again(cluster):
         assert agents.meet(lambda _, number=number: {"n": number}) == {rank: {"n": number} for rank in range(3)}
 
 
+def test_an_agent_that_leaves_the_hub_and_comes_back_meets_again(cluster):
+    """As in an election, in which an agent tries all others one after the other: its new end numbers messages again."""
+    agents = cluster(3)
+    for rank in range(3):
+        agents.start(rank)
+    agents.meet(lambda _: {"n": 0})
+    for number in range(1, 3):
+        agents.links[1].move(0)
+        assert agents.meet(lambda _, number=number: {"n": number}) == {rank: {"n": number} for rank in range(3)}
+
+
+def test_an_offer_reaches_a_hub_that_listens_again(cluster):
+    """As in an election, in which an agent that was not elected leaves, and listens again when its turn comes."""
+    agents = cluster(2)
+    hub, other = agents.start(0), agents.start(1)
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(other.meet({}, lambda _: {}, 600.0)))
+    waiting.start()
+    eventually(lambda: hub.meeting.offers)
+    hub.move(0)
+    assert hub.meet({}, lambda offers: {"count": len(offers)}, PATIENCE) == {"count": 2}
+    waiting.join(PATIENCE)
+    assert found == [{"count": 2}]
+
+
 def test_one_node_needs_no_link():
     link = Link(plan_of(), lambda: None)
     link.start()

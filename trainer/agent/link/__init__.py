@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Set
+from typing import Callable, NamedTuple, Optional, Set
 
 
 class LinkError(Exception):
@@ -27,10 +27,12 @@ class Tolerance(NamedTuple):
     Attributes:
         silence: the seconds of silence after which an agent counts as lost.
         enough: whether the agents at these positions may decide for all.
+        count: the number of agents that exist; None: all may come.
     """
 
     silence: Callable[[], float]
     enough: Callable[[Set[int]], bool]
+    count: Optional[int] = None
 
 
 class DigestError(CopyError):

@@ -67,7 +67,8 @@ class Election:
                 self._add_lost()
             if any(self._reaches(position) for position in self._others_while_alive()):
                 return
-            self._link.wait(lambda: False, PAUSE)
+            if self._link.wait(self._is_connected, PAUSE):
+                return
         raise HubLostError(
             "only %d of the run's agents are connected to each other, which is no majority: the run may continue on "
             "the others" % self._most
@@ -110,6 +111,12 @@ class Election:
         if spoke.refused:
             raise RefusedLinkError(spoke.refused)
         return spoke.hub.connection is not None
+
+    def _is_connected(self) -> bool:
+        """Whether the last agent that was tried accepts this one by now: the link tries again in the pause."""
+        from .spoke import Spoke  # noqa: PLC0415 - see _reaches
+
+        return isinstance(self._link.endpoint, Spoke) and self._link.endpoint.hub.connection is not None
 
 
 def order_of(count: int, excluded: Sequence[int], lost: int) -> List[int]:

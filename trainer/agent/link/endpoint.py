@@ -187,6 +187,11 @@ class Peer:
         before, self.instance = self.instance, instance
         if before in ("", instance):
             return False
+        self.restart()
+        return True
+
+    def restart(self) -> None:
+        """Number the messages from 1 again, both ways: the peer has forgotten the earlier numbers."""
         self.received = 0
         self.left = self.gone = self.lost = False
         kept = [body for _, body in self.unacknowledged]
@@ -194,7 +199,6 @@ class Peer:
         self._number = self.size = 0
         for body in kept:
             self.queue(body)
-        return True
 
     def attach(self, connection: Connection, received: int, now: float) -> Optional[Connection]:
         """Continue over a new connection, after message ``received``. Returns the old connection, for closing."""

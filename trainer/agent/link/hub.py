@@ -338,13 +338,16 @@ class Hub(End):
 
     def _join(self, peer: Peer, instance: str, newcomer: PendingConnection, hello: Dict[str, Any]) -> None:
         """Connect an agent that is new, reconnects, or replaces one that was killed."""
-        if peer.known_as(instance):
+        known = hello.get("of") == self._instance
+        if not peer.known_as(instance) and not known:
+            peer.restart()  # in an election an agent may leave this hub and come back: its new end knows no numbers
+        if not known:
             self._deliver({"kind": "_withdraw", "rank": peer.rank})
         peer.address = newcomer.address
         connection = newcomer.connection
         connection.limit = MESSAGE
         connection.send_frame(encode({"welcome": True, "instance": self._instance, "received": peer.received}))
-        received = whole(hello.get("received")) if hello.get("of") == self._instance else 0
+        received = whole(hello.get("received")) if known else 0
         self._attach(peer, connection, received or 0)
         self._deliver({"kind": "_connected"})
         self._receive(peer, connection)
@@ -461,7 +464,9 @@ class HubMeeting:
         """
 
         def settled() -> bool:
-            return not self._awaited(topic, limit, tolerance.silence())
+            here = 1 + sum(1 for one in self.offers.values() if one.topic >= topic)
+            all_here = tolerance.count is not None and here >= tolerance.count
+            return all_here or not self._awaited(topic, limit, tolerance.silence())
 
         while not settled():
             if not alive():

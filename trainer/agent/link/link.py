@@ -122,7 +122,9 @@ class Link:
         return self._plan.link is None or self.hub == self._plan.node_rank
 
     def _open(self, position: int, lost: Optional[Set[int]]) -> None:
-        from .hub import Hub, HubMeeting  # noqa: PLC0415 - see start
+        import secrets  # noqa: PLC0415 - see start
+
+        from .hub import Hub, HubMeeting  # noqa: PLC0415
         from .spoke import Spoke, SpokeMeeting  # noqa: PLC0415
 
         plan, link = self._plan, self._plan.link
@@ -136,7 +138,8 @@ class Link:
             endpoint: Union[Hub, Spoke]
             meeting: Union[HubMeeting, SpokeMeeting]
             if position == plan.node_rank:
-                endpoint = Hub(plan, link, address, self._instance, self._deliver, self.copies.accept)
+                # Another id each time: this agent may listen again after it gave up, and numbers its messages again.
+                endpoint = Hub(plan, link, address, secrets.token_hex(8), self._deliver, self.copies.accept)
                 endpoint.exclude(self._excluded)
                 meeting = HubMeeting(endpoint, place, self._changed, lost)
             else:

@@ -197,9 +197,9 @@ class Spoke(End):
         self._next = 0.0
         self.why = ""
         connection.limit = MESSAGE
-        self.hub.known_as(str(welcome.get("instance"))[:CLAIM])
+        new = self.hub.known_as(str(welcome.get("instance"))[:CLAIM])
         self._attach(self.hub, connection, whole(welcome.get("received")) or 0)
-        self._deliver({"kind": "_connected"})
+        self._deliver({"kind": "_new_hub" if new else "_connected"})
         self._receive(self.hub, connection)
 
 
@@ -217,11 +217,14 @@ class SpokeMeeting:
         self._place = place
         self._changed = changed
         self._number = 0
+        self._offer: Optional[Dict[str, Any]] = None  # that waits for an answer
         self._answer: Optional[Dict[str, Any]] = None
 
     def take(self, kind: str, message: Dict[str, Any]) -> None:
-        """Handle the hub's answer."""
-        if kind == "_answer" and message.get("number") == self._number:
+        """Handle the hub's answer, or that the hub listens anew and has forgotten the offer."""
+        if kind == "_new_hub" and self._offer is not None:
+            self._spoke.send(self._offer)
+        elif kind == "_answer" and message.get("number") == self._number:
             if "refused" not in message and not isinstance(message.get("decision"), dict):
                 spoke = self._spoke
                 message = {"refused": "%s (%s) sent an invalid decision" % (spoke.hub.node, spoke.role)}
@@ -241,12 +244,15 @@ class SpokeMeeting:
         with self._changed:
             self._number += 1
             self._answer = None
-        self._spoke.send({"kind": "_offer", "number": self._number, "topic": topic, "offer": offer})
+            self._offer = {"kind": "_offer", "number": self._number, "topic": topic, "offer": offer}
+        self._spoke.send(self._offer)
         try:
             answer = self._wait(limit, alive, tolerance)
         except Exception:
             self._spoke.send({"kind": "_withdraw"})
             raise
+        finally:
+            self._offer = None
         if "refused" in answer:
             raise LinkError(str(answer["refused"])[:REASON])
         decision: Dict[str, Any] = answer["decision"]
