@@ -27,12 +27,12 @@ class Tolerance(NamedTuple):
     Attributes:
         silence: the seconds of silence after which an agent counts as lost.
         enough: whether the agents at these positions may decide for all.
-        count: the number of agents that exist; None: all may come.
+        agents: the number of agents that exist; None: all may come.
     """
 
     silence: Callable[[], float]
     enough: Callable[[Set[int]], bool]
-    count: Optional[int] = None
+    agents: Optional[int] = None
 
 
 class DigestError(CopyError):
