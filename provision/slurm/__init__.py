@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from provision.errors import UsageError
@@ -126,12 +126,23 @@ class Chosen:
         names: by the inventory's name, Slurm's name.
         gpus: the GPUs to ask for on each node; 0: none.
         survives: whether the run continues without a lost node, so Slurm must not end the job then.
+        least: the nodes with which a requeued job may start: the others may be lost.
     """
 
     nodes: tuple[Node, ...]
     names: Mapping[str, str] = field(default_factory=dict)
     gpus: int = 0
     survives: bool = False
+    least: int = 0
+
+    def surviving(self, spares: int, min_nodes: int | None) -> Chosen:
+        """The same nodes for a run that continues without lost nodes, if it has spares or a minimal number of nodes.
+
+        Only a majority of the run's agents may decide, see ``trainer/agent/supervisor/roster.py``.
+        """
+        count = len(self.nodes)
+        least = max(count - spares if min_nodes is None else min_nodes, count // 2 + 1)
+        return replace(self, survives=bool(spares) or min_nodes is not None, least=min(least, count))
 
 
 def check_options(options: Options) -> None:

@@ -114,8 +114,10 @@ def resume(session: Session, word: str | None, options: ResumeOptions) -> TrainR
     visible = {name: str(gpus) for name, gpus in limited.items() if gpus is not None}
     strict = GateOptions(force=options.force, visible=visible)
     on = _slurm(session, run.id, members[0], options.allocation)
-    survives = bool(spares) or plans[0].min_nodes is not None
-    taken = None if on is None else slurm.choose(session, nodes, on, None, plans[0].processes, survives=survives)
+    least, count = plans[0].min_nodes, plans[0].processes
+    taken = None
+    if on is not None:
+        taken = slurm.choose(session, nodes, on, None, count, spares=len(spares), min_nodes=least)
     with slurm.reserve(session, run.id, nodes, on, taken) as reserved:
         with gate(session, nodes, run.id, None, strict) as passed:
             head = passed.answers[members[0].name].facts

@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -153,11 +153,11 @@ def choose(
     per_node: int | None = None,
     *,
     spares: int = 0,
-    survives: bool = False,
+    min_nodes: int | None = None,
 ) -> Chosen:
     """Choose ``count`` of the nodes for a job: those of the allocation, or those that Slurm can give.
 
-    ``spares`` of them are spares. ``survives``: the run continues without a lost node.
+    ``spares`` of them are spares. ``min_nodes``: the number of nodes on which the run continues after a loss.
 
     Raises:
         UsageError: there are too few.
@@ -167,11 +167,11 @@ def choose(
         chosen, other = slurm.inside(nodes, on.allocation, count, spares)
         text = f"the nodes are those of Slurm job {on.allocation.job}: {fold(node.name for node in chosen.nodes)}"
         session.emit(Notice(text + (f"; not in the inventory, or not chosen: {fold(other)}" if other else "")))
-        return replace(chosen, survives=survives)
+        return chosen.surviving(spares, min_nodes)
     script = f"timeout {ANSWER} sinfo -h -N -o {quote(slurm.NODES_FORMAT)}"
     answer = _ask(session, nodes[0], script, "sinfo")
     found = slurm.choose(nodes, slurm.read_nodes(answer), on.options, count, per_node, spares)
-    return replace(found, survives=survives)
+    return found.surviving(spares, min_nodes)
 
 
 def started_with(session: Session, run: str, node: Node) -> tuple[Options | None, str] | None:
@@ -244,7 +244,7 @@ class _SlurmStart(Start):
                 "slurm/launch.sh.j2",
                 run=str(there),
                 job=reserved.job,
-                step=step(str(there), len(used), used, survives=reserved.chosen.survives) + 'wait "$cc_srun"\n',
+                step=step(str(there), reserved.chosen, used) + 'wait "$cc_srun"\n',
             )
             self.refuse_failed(
                 session.each(lambda node: _ask(session, node, script, "srun"), on=[self.nodes[0]], changes=True)
@@ -267,16 +267,18 @@ class _SlurmStart(Start):
         return started.ok
 
 
-def step(run: str, count: int, names: Sequence[str] = (), gpus: int = 0, *, survives: bool = False) -> str:
+def step(run: str, chosen: Chosen, names: Sequence[str] = ()) -> str:
     """The lines of sh that start one agent on each node of a job, in the background; ``cc_srun`` is their pid.
 
-    With ``survives`` the agents on the other nodes continue when Slurm loses a node.
+    ``names``: the nodes of an allocation, which is the user's.
     """
-    options = [f"--nodes={count}", f"--ntasks={count}", *_SRUN]
-    options += ["--no-kill"] if survives else []
-    options += [f"--gpus-per-node={gpus}"] if gpus else []
+    options = [*_SRUN, *(["--no-kill"] if chosen.survives else [])]
+    options += [f"--gpus-per-node={chosen.gpus}"] if chosen.gpus and not names else []
     options += [f"--nodelist={','.join(names)}", "--overlap"] if names else []
-    return render("slurm/step.sh.j2", options=options, agent=render("slurm/agent.sh.j2"), run=run)
+    survives = chosen.survives and not names
+    agent = render("slurm/agent.sh.j2", ends_job=survives)
+    count = len(names or chosen.nodes)
+    return render("slurm/step.sh.j2", count=count, survives=survives, options=options, agent=agent, run=run)
 
 
 def job_script(run: str, chosen: Chosen) -> str:
@@ -285,7 +287,9 @@ def job_script(run: str, chosen: Chosen) -> str:
         "slurm/job.sh.j2",
         run=run,
         patience=_GATE,
-        step=step(run, len(chosen.nodes), gpus=chosen.gpus, survives=chosen.survives),
+        survives=chosen.survives,
+        request=["--nodes", ",".join(chosen.names.values()), "--least", str(chosen.least)],
+        step=step(run, chosen),
     )
 
 

@@ -150,7 +150,7 @@ def train(session: Session, asked: Training) -> TrainResult:
             count,
             asked.job.per_node,
             spares=asked.spares,
-            survives=bool(asked.spares) or asked.min_nodes is not None,
+            min_nodes=asked.min_nodes,
         )
         session.nodes = chosen.nodes
         names = {node.name for node in chosen.nodes}

@@ -71,6 +71,7 @@ def scripts(prefix):
         "push-place": Lock(f"{folder.staging}.lock", token="TOKEN").guarded(push.place_script(folder)),
         "push-close": push.close_script(folder),
         "slurm-job": job_script(str(PurePosixPath(prefix).parent / "runs" / RUN), JOB),
+        "slurm-job-spares": job_script(str(PurePosixPath(prefix).parent / "runs" / RUN), JOB.surviving(1, None)),
         "slurm-submit": render(
             "slurm/submit.sh.j2",
             seconds=30,

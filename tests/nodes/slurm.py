@@ -106,8 +106,9 @@ class Slurm:
         return dict(word.split("=", 1) for word in text.split() if "=" in word)
 
     def jobs(self):
-        """The jobs that have not ended: by id, their states."""
-        return dict(line.split() for line in self.on("timeout 20 squeue -h -o '%i %T'").splitlines())
+        """The jobs that have not ended: by id, their states. A controller that is busy does not answer in time."""
+        text = self.on("timeout 20 squeue -h -o '%i %T' || echo '? UNKNOWN'")
+        return dict(line.split() for line in text.splitlines())
 
     def wait(self, done, seconds, describe=lambda: ""):
         """Wait until ``done()``; Slurm has no event for a change."""

@@ -71,15 +71,24 @@ class Lab:
         """The checkpoints that the run started from, one for each start of its agents."""
         return [event["checkpoint"] for event in self.events(run, rank) if event["event"] == "attempt"]
 
+    def members(self, run, rank=0):
+        """The nodes of each attempt, in the order of their ranks."""
+        return [event["nodes"] for event in self.events(run, rank) if event["event"] == "attempt"]
+
+    def lines(self, run, rank):
+        """What the ranks of a node have printed."""
+        node = self.slurm.nodes[rank]
+        text = self.slurm.on(f"cat {ROOT}/runs/{run}/logs/node{rank}/events.jsonl", node)
+        return [event["line"] for line in text.splitlines() if (event := json.loads(line))["event"] == "log"]
+
     def until_saved(self, run, step=10):
         path = f"{ROOT}/runs/{run}/job/out/checkpoint-{step}/trainer_state.json"
         wait_until(lambda: self.slurm.on(f"test -e {path} && echo yes", check=False), "no checkpoint", 60)
 
     def lose(self, node):
         """Kill everything of Slurm and of the run on a node at once; what its controller is, stays."""
-        self.slurm.on(
-            "kill -9 $(pidof slurmd slurmstepd srun) $(pgrep -f '[s]lurm_script|[a]gent run|[s]teps.py')", node
-        )
+        every = "$(pidof slurmd slurmstepd srun) $(pgrep -f '[s]lurm_script|[a]gent\"* run|[s]teps.py')"
+        self.slurm.on(f"kill -9 {every}; true", node)  # some have ended because of others
 
     def no_jobs(self):
         wait_until(lambda: not self.slurm.jobs(), "there are still jobs", 60)
@@ -216,7 +225,34 @@ def test_the_run_resumes_from_a_copy_after_slurm_loses_the_first_node_of_its_job
     lab.no_jobs()
 
 
+def test_a_spare_replaces_the_first_node_of_the_job_which_ends_with_the_run(lab):
+    """The node has the job's script and srun, which end a job otherwise."""
+    words = ("--on", "slurm", *TWO, "--spares", "1", "--copies", "1", "--lost-after", "5", *PLAIN_STEPS)
+    run, _ = lab.detached(*words, "--save-every", "20", "--steps", "300")
+    job, first = lab.job(run), lab.slurm.nodes[0]
+    wait_until(lambda: any(each["event"] == "copied" for each in lab.events(run)), "no copies", 60)
+    lab.lose(first)
+    lab.slurm.wait(
+        lambda: len(lab.attempts(run, 1)) == 2, 60, lambda: str(lab.events(run, 1)[-8:] + lab.events(run, 2)[-4:])
+    )
+    assert lab.members(run, 1) == [["node01", "node02"], ["node03", "node02"]]
+    resumed = int(lab.attempts(run, 1)[1].removeprefix("checkpoint-"))
+    wait_until(lambda: not lab.slurm.jobs(), "the run does not finish, or its job does not end", 120)
+    fields = lab.slurm.job(job)
+    assert (fields["JobState"], fields["Restarts"], fields["BatchHost"]) == ("CANCELLED", "0", first)
+    for rank in (1, 2):
+        end = lab.events(run, rank)[-1]
+        assert (end["event"], end["state"], end["step"]) == ("end", "finished", 300)
+    assert "rank 1 of 2, local rank 0" in lab.lines(run, 1)[-3:]
+    steps = [line for line in lab.lines(run, 2) if line.startswith("step ")]
+    losses = {step: round(0.99 ** (2 * step) + 1 / step, 6) for step in range(resumed + 1, 301)}
+    assert steps == [f"step {step} loss {loss:.6f}" for step, loss in losses.items()]
+    lab.slurm.start_slurmd(first)
+    lab.slurm.wait(lambda: lab.slurm.states()[first] == "idle", 30, lambda: str(lab.slurm.states()))
+
+
 def test_a_spare_of_the_job_replaces_a_node_that_slurm_loses(lab):
+    """Slurm then requeues the job, which does not wait for the lost node."""
     words = ("--on", "slurm", *TWO, "--spares", "1", "--lost-after", "5", *PLAIN_STEPS, "--save-every", "10")
     run, _ = lab.detached(*words, "--steps", "400")
     lab.until_saved(run)
@@ -226,11 +262,15 @@ def test_a_spare_of_the_job_replaces_a_node_that_slurm_loses(lab):
     lab.slurm.wait(lambda: len(lab.attempts(run)) == 2, 60, lambda: str(lab.events(run)[-8:]))
     wait_until(lambda: lab.slurm.states()[node].startswith("down"), "Slurm did not notice", 60)
     assert lab.slurm.jobs() == {job: "RUNNING"}
-    members = [event["nodes"] for event in lab.events(run) if event["event"] == "attempt"]
-    assert members == [["node01", "node02"], ["node01", "node03"]]
     fields = lab.slurm.job(job)
     assert (fields["NumNodes"], fields["Restarts"]) == ("2", "0")
+    lab.slurm.on(f"scontrol requeue {job}")
+    lab.slurm.wait(lambda: len(lab.attempts(run)) == 3, 90, lambda: str(lab.slurm.job(job)))
+    assert lab.members(run) == [["node01", "node02"], ["node01", "node03"], ["node01", "node03"]]
+    fields = lab.slurm.job(job)
+    assert (fields["NumNodes"], fields["Restarts"]) == ("2", "1")
     wait_until(lambda: not lab.slurm.jobs(), "the run does not finish, or its job does not end", 120)
+    assert lab.slurm.job(job)["JobState"] == "COMPLETED"
     end = lab.events(run)[-1]
     assert (end["event"], end["state"], end["step"]) == ("end", "finished", 400)
     lab.slurm.start_slurmd(node)

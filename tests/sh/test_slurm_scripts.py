@@ -55,8 +55,8 @@ def folder(tmp_path):
     return run
 
 
-def begin(shell, run, restarts=0):
-    script = job_script(str(run), Chosen((Node("a", "10.0.0.1"),), {"a": "n1"}))
+def begin(shell, run, restarts=0, min_nodes=None):
+    script = job_script(str(run), Chosen((Node("a", "10.0.0.1"),), {"a": "n1"}).surviving(0, min_nodes))
     # The stand-in reads from the pipe, as the step of a job outlives the lines before it.
     script = script.replace("\nsrun ", f"\n<'{run.parent}/line' srun ", 1) if "'" not in str(run.parent) else script
     env = {
@@ -104,6 +104,24 @@ def test_a_signal_before_the_end_saves_and_another_ends_nothing(shell, folder):
     )
 
 
+def test_a_job_that_survives_lost_nodes_asks_only_for_the_others_when_it_is_requeued(shell, folder):
+    job = begin(shell, folder, min_nodes=1)
+    with until_started(folder) as line:
+        deadline = time.monotonic() + 30
+        while not any("[requeue]" in call for call in calls(folder)):
+            assert job.poll() is None
+            assert time.monotonic() < deadline
+            job.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
+        line.write("end\n")
+    assert job.wait(timeout=60) != 0
+    assert {*calls(folder)} == {
+        "[-IS][RUN/agent][run][RUN/plan-0.json]",
+        "[-IS][RUN/agent][end-job][RUN/plan-0.json]",
+        "[-IS][RUN/agent][requeue][--nodes][n1][--least][1][RUN/plan-0.json]",
+    }
+
+
 @pytest.mark.parametrize("other", [None, "11\n", ""])
 def test_a_job_without_plans_of_its_own_starts_nothing(shell, folder, other):
     (folder / "slurm/go").unlink()
@@ -116,7 +134,11 @@ def test_a_job_without_plans_of_its_own_starts_nothing(shell, folder, other):
 @pytest.mark.skipif(not SHELLCHECK.exists(), reason="shellcheck is not installed")
 def test_shellcheck_finds_nothing(tmp_path):
     chosen = Chosen((Node("a", "10.0.0.1"),), {"a": "n1"}, 8)
-    parts = {"job": job_script("/opt/runs/1", chosen), "step": step("/opt/runs/1", 1, ["n1"]) + 'wait "$cc_srun"\n'}
+    parts = {
+        "job": job_script("/opt/runs/1", chosen),
+        "survives": job_script("/opt/runs/1", chosen.surviving(0, 1)),
+        "step": step("/opt/runs/1", chosen, ["n1"]) + 'wait "$cc_srun"\n',
+    }
     for name, text in parts.items():
         path = tmp_path / f"{name}.sh"
         path.write_text(text)

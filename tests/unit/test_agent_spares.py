@@ -82,7 +82,7 @@ class SpareRun:
         self.parts, self.shared = nodes(folder, count, others=others, **link)
         self.active = active
 
-    def start(self, code=TRAINER, **plan):
+    def start(self, code=TRAINER, without=None, **plan):
         shared = self.shared | {"nnodes": self.active}
         for part in self.parts:
             first = part.rank if part.rank < self.active else 0
@@ -97,7 +97,8 @@ class SpareRun:
                 **shared,
                 **plan,
             )
-        started = [subprocess.Popen(part.command("start"), stdout=subprocess.PIPE) for part in self.parts]
+        present = [part for part in self.parts if part.rank != without]
+        started = [subprocess.Popen(part.command("start"), stdout=subprocess.PIPE) for part in present]
         assert all(json.loads(each.communicate(timeout=60)[0])["started"] for each in started)
         return self
 
@@ -304,6 +305,30 @@ def test_the_account_of_time_continues_on_the_node_that_takes_rank_0(spare_run):
     began = run.parts[0].state()["began"]
     assert found.total == pytest.approx(end["time"] - began, abs=2.0)
     assert run.parts[2].state()["spent"]["training"] == pytest.approx(found.training, abs=0.1)
+
+
+@pytest.mark.parametrize("after", ["ready", "copied"])
+def test_the_last_two_agents_find_each_other_when_rank_0_is_lost(spare_run, after):
+    """The spare looks for another hub while the node with a rank is still ending its processes."""
+    run = spare_run(2, 1, lost_after=5).start(PARTED, copies={}, env={"AGAIN": "1"}).wait_ready()
+    if after == "copied":
+        eventually(lambda: run.events(0, "copied"))
+    run.kill(0)
+    for position in (1, 2):
+        eventually(lambda position=position: len(run.events(position, "attempt")) == 2)
+        attempt = run.events(position, "attempt")[-1]
+        assert attempt["nodes"] == ["n2", "n1"]
+        assert after == "ready" or attempt["checkpoint"] == "checkpoint-2"
+        (run.parts[position].folder / "go").touch()
+        assert run.parts[position].state()["hub"] == 1
+
+
+def test_a_requeued_job_starts_without_the_nodes_that_slurm_has_lost(spare_run, monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_NODES", "2")  # of srun
+    run = spare_run(2, 1).start(without=1)
+    for position in (0, 2):
+        (attempt,) = eventually(lambda position=position: run.events(position, "attempt"))
+        assert attempt["nodes"] == ["n0", "n2"]
 
 
 def test_two_nodes_are_lost_at_once(spare_run):

@@ -1,7 +1,7 @@
 """Slurm as data: options, what its programs answer, and the nodes of a job."""
 
 import json
-from dataclasses import replace
+import re
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from provision import slurm
 from provision.errors import PreflightError, UsageError
 from provision.model import Node
 from provision.slurm import Allocation, Chosen, Options, SlurmNode
-from provision.tasks.slurm import job_script, refuse_other_nodes
+from provision.tasks.slurm import job_script, refuse_other_nodes, step
 
 NODES = tuple(Node(f"gpu{number:02}", f"10.0.0.{number}") for number in range(1, 5))
 SINFO = """\
@@ -79,11 +79,28 @@ def test_arguments_of_sbatch():
 
 
 def test_a_run_that_survives_the_loss_of_nodes_keeps_its_job():
-    chosen = Chosen(NODES[:2], {"gpu01": "gpu01", "gpu02": "g2"}, survives=True)
-    assert "--no-kill" in slurm.arguments(Options(), "run-1", chosen)
-    assert "--no-kill" not in slurm.arguments(Options(), "run-1", replace(chosen, survives=False))
-    assert " --no-kill " in job_script("/opt/runs/r", chosen)
-    assert "--no-kill" not in job_script("/opt/runs/r", replace(chosen, survives=False))
+    chosen = Chosen(NODES[:2], {"gpu01": "gpu01", "gpu02": "g2"})
+    assert "--no-kill" not in slurm.arguments(Options(), "run-1", chosen)
+    assert not re.search("--no-kill|end-job|requeue ", job_script("/opt/runs/r", chosen))
+    survives = chosen.surviving(1, None)
+    assert "--no-kill" in slurm.arguments(Options(), "run-1", survives)
+    script = job_script("/opt/runs/r", survives)
+    assert " --no-kill " in script
+    assert "cc_agent requeue --nodes gpu01,g2 --least 2\n" in script
+    assert '/agent" end-job ' in script
+    assert "--no-kill" in step("/opt/runs/r", survives, ["gpu01", "g2"])
+    assert "end-job" not in step("/opt/runs/r", survives, ["gpu01", "g2"])  # the allocation is the user's
+
+
+@pytest.mark.parametrize(
+    ("count", "spares", "min_nodes", "least"),
+    [(3, 1, None, 2), (10, 2, None, 8), (10, 0, 9, 9), (10, 2, 7, 7), (4, 3, None, 3), (2, 1, None, 2), (4, 0, 1, 3)],
+)
+def test_a_requeued_job_needs_the_nodes_of_the_run_and_a_majority(count, spares, min_nodes, least):
+    nodes = tuple(Node(f"gpu{number}", f"192.0.2.{number}") for number in range(count))
+    chosen = Chosen(nodes).surviving(spares, min_nodes)
+    assert (chosen.survives, chosen.least) == (True, least)
+    assert not Chosen(nodes).surviving(0, None).survives
 
 
 def test_spares_are_named_in_errors():

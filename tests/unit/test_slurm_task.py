@@ -119,9 +119,9 @@ def test_an_answer_of_sinfo_without_nodes_is_an_error(programs, session, sinfo):
 def test_the_chosen_nodes_know_whether_the_run_survives(programs, session):
     programs(sinfo="echo 'gpu01|a|b|main|idle|(null)'")
     for on in (On(Options()), On(allocation=Allocation("7", ("gpu01",)))):
-        for survives in (True, False):
-            chosen = slurm.choose(session, NODES, on, 1, survives=survives)
-            assert chosen == replace(chosen, names={"gpu01": "gpu01"}, survives=survives)
+        for min_nodes in (1, None):
+            chosen = slurm.choose(session, NODES, on, 1, min_nodes=min_nodes)
+            assert chosen == replace(chosen, names={"gpu01": "gpu01"}, survives=min_nodes is not None)
 
 
 @pytest.mark.parametrize(

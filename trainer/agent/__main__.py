@@ -13,6 +13,8 @@
     python -I agent statuses [--patience SECONDS] plan.json
     python -I agent run [--resume] plan.json
     python -I agent notify plan.json
+    python -I agent end-job plan.json
+    python -I agent requeue --nodes NAMES --least N plan.json
     python -I agent top [--every SECONDS] [--once] [--folder DIR]
     python -I agent watch [--every SECONDS] [--events BYTE] [--log BYTE] RUNS LOGS
 
@@ -38,7 +40,8 @@ checkpoint was ``saved``.
 
 ``statuses`` prints what every agent of the run says about its node, see ``statuses.py``.
 
-``notify`` runs the user's command for the event on its stdin, see ``notify.py``.
+``notify`` runs the user's command for the event on its stdin, see ``notify.py``. ``end-job`` and
+``requeue`` are for Slurm jobs that survive the loss of nodes, see ``slurm.py``.
 
 ``top`` prints samples of the node until its stdin ends, see ``top.py``. ``watch`` does so with what is new of a run,
 see ``watch.py``.
@@ -149,6 +152,14 @@ def _do(options: argparse.Namespace, plan: Any) -> int:
         from .statuses import statuses  # noqa: PLC0415
 
         return statuses(plan, options.patience)
+    if options.command in ("end-job", "requeue"):
+        from . import slurm  # noqa: PLC0415
+
+        if options.command == "end-job":
+            slurm.end_job(plan, os.environ)
+        else:
+            slurm.request_usable(os.environ, slurm.Request(tuple(options.nodes.split(",")), options.least))
+        return 0
     if options.command == "notify":
         from . import notify  # noqa: PLC0415
 
@@ -224,6 +235,8 @@ def _parser() -> argparse.ArgumentParser:
         ("run", "start a plan in the foreground"),
         ("daemon", "the daemon that start starts"),
         ("notify", "run the user's command for an event"),
+        ("end-job", "end the Slurm job of a run that is over, if nothing else does"),
+        ("requeue", "remove lost nodes from what a requeued Slurm job asks for"),
     ):
         command = commands.add_parser(name, help=text, formatter_class=form)
         command.add_argument("plan", help="the plan, a JSON file")
@@ -240,6 +253,9 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--patience", type=float, default=5.0, help="seconds to wait for all answers")
         elif name == "run":
             command.add_argument("--resume", action="store_true", help="resume from the newest checkpoint")
+        elif name == "requeue":
+            command.add_argument("--nodes", required=True, help="the nodes that the job asked for, by Slurm's names")
+            command.add_argument("--least", required=True, type=int, help="with how many of them it may start")
         elif name == "daemon":
             command.add_argument("--notice", default="", help="the text of the run's first event")
     return parser

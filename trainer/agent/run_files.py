@@ -9,13 +9,14 @@ there is room again. Log lines that would fill the disk are dropped too; ``run.l
 
 Other processes see and stop the run by ``state.json``, the lock and the stop request. ``state.json`` holds ``run node
 node_rank nnodes members excluded hub state phase step total loss attempt attempts checkpoint port why left saved
-resumable pattern world_size uid began time copied copying expected slow full measured spent`` (``copied``:
+together resumable pattern world_size uid began time copied copying expected slow full measured spent`` (``copied``:
 ``keeping/keeper.py``, ``copying``: ``keeping/finishing.py``, the last five: ``pace.py``, ``account.py``) and the
 agent's processes: ``pid`` and ``start``
 (field 22 of /proc/PID/stat) of the supervisor, ``guard`` and ``guard_start`` of its guard, and ``boot_id``.
 ``node_rank`` is the node's position in the plan's roster. ``members`` are the nodes of the newest attempt in the order
 of their ranks, ``excluded`` has by node why the run continues without it, and ``hub`` is the position of the link's
-hub. ``state`` is one of starting, meeting, spare, running, ending, finished, failed, stopped; the last three are final.
+hub. ``together``: a meeting of the agents ended the run, so it is over on all nodes. ``state`` is one of starting,
+meeting, spare, running, ending, finished, failed, stopped; the last three are final.
 """
 
 from __future__ import annotations

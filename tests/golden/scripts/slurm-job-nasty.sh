@@ -11,16 +11,20 @@ until read -r cc_job 2>/dev/null <"$cc_run/slurm/go" && [ "$cc_job" = "$SLURM_JO
 done
 exec >>"$cc_run/slurm/log" 2>&1
 echo "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, restarts: ${SLURM_RESTART_COUNT:-0}"
-# shellcheck disable=SC2329 # the trap calls it
-cc_save() { # the job's time is almost over
+# shellcheck disable=SC2329 # the traps call it
+cc_agent() {
     read -r cc_plan <"$cc_run/slurm/node-$SLURMD_NODENAME" && read -r cc_release <"$cc_run/release" &&
-        "$cc_release/bin/python" -IS "$cc_run/agent" stop --save --who 'Slurm: the time of the job is almost over' \
-            "$cc_run/$cc_plan" </dev/null &
+        "$cc_release/bin/python" -IS "$cc_run/agent" "$@" "$cc_run/$cc_plan" </dev/null &
+}
+# shellcheck disable=SC2329
+cc_save() { # the job's time is almost over
+    cc_agent stop --save --who 'Slurm: the time of the job is almost over'
 }
 trap : TERM USR1 # the agents get SIGTERM too; this waits for them
 # One agent on each node, as a step of the job: Slurm counts and ends what it starts.
 cc_restart=${SLURM_RESTART_COUNT:-0}
-srun '--nodes=2' '--ntasks=2' '--ntasks-per-node=1' '--cpu-bind=none' '--mem=0' '--input=none' '--kill-on-bad-exit=0' '--wait=0' '--gpus-per-node=8' sh -c 'read -r cc_plan <"$1/slurm/node-$SLURMD_NODENAME" && read -r cc_release <"$1/release" ||
+cc_nodes=2
+srun --nodes="$cc_nodes" --ntasks="$cc_nodes" '--ntasks-per-node=1' '--cpu-bind=none' '--mem=0' '--input=none' '--kill-on-bad-exit=0' '--wait=0' '--gpus-per-node=8' sh -c 'read -r cc_plan <"$1/slurm/node-$SLURMD_NODENAME" && read -r cc_release <"$1/release" ||
     { echo "$SLURMD_NODENAME: the run has no plan here" >&2; exit 1; }
 cc_run=$1
 if [ "$2" -gt 0 ]; then set -- --resume; else set --; fi

@@ -35,12 +35,12 @@ class Tolerance(NamedTuple):
     Attributes:
         silence: the seconds of silence after which an agent counts as lost.
         enough: whether the agents at these positions may decide for all.
-        existing: the number of agents that exist; None: all may come.
+        agents: the number of agents that exist; None: all may come.
     """
 
     silence: Callable[[], float]
     enough: Callable[[Set[int]], bool]
-    existing: Optional[int] = None
+    agents: Optional[int] = None
 
 
 class DigestError(CopyError):

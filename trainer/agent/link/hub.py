@@ -465,7 +465,7 @@ class HubMeeting:
 
         def settled() -> bool:
             here = 1 + sum(1 for one in self.offers.values() if one.topic >= topic)
-            all_here = tolerance.existing is not None and here >= tolerance.existing
+            all_here = tolerance.agents is not None and here >= tolerance.agents
             return all_here or not self._awaited(topic, limit, tolerance.silence())
 
         while not settled():

@@ -10,6 +10,7 @@ hub is replaced (``link/election.py``). A spare takes part in the meetings only.
 
 from __future__ import annotations
 
+import os
 import time
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from .spent import KeptAccount
 
 MEET = 180.0  # seconds in which all agents must meet to start an attempt
+FEWER = 60.0  # the same if a requeued Slurm job lacks nodes, of which one may be the hub's
 SLURM = "Slurm"  # start of ``Stop.who``, if the time of the job is almost over
 SLACK = 15.0  # seconds that a meeting waits beyond the time that ending processes may take
 FOREVER = 10 * 365 * 86400.0  # for a node that has finished, while the others are running
@@ -172,7 +174,7 @@ class Supervisor:
             return self._alone({})
         if decision.get("error"):
             why = {"node": decision["node"], "rank": None, "text": decision["error"]}
-            return {"state": FAILED, "why": why, "step": None, "saved": False, "replaces": False}
+            return {"state": FAILED, "why": why, "step": None, "saved": False, "replaces": False, "together": True}
         if decision.get("skip"):
             return self._judge(dict(_NOTHING, stopped=self._control.stop is not None))
         mine = self._position in self._roster.members
@@ -292,6 +294,12 @@ class Supervisor:
         step: Optional[int] = decision.get("step")
         return self._state.fields.get("step") if step is None else step
 
+    def _started(self) -> Optional[int]:
+        """How many agents Slurm has started, if a requeued job has fewer nodes than the run."""
+        nodes = os.environ.get("SLURM_STEP_NUM_NODES", "")
+        fewer = self._survives and nodes.isdigit() and int(nodes) < len(self._roster.names)
+        return int(nodes) if fewer else None
+
     def _going(self) -> bool:
         """Whether a meeting before an attempt may continue."""
         self._control.take()
@@ -316,8 +324,9 @@ class Supervisor:
         self._lost_holders.clear()
         if self._position not in self._roster.members:
             self._look_at_gpus(number - 1)
+        count = self._started() if number == 1 else None
         for _ in range(ROUNDS):
-            decision = self._meet(topic, offer, decide, MEET, self._going)
+            decision = self._meet(topic, offer, decide, MEET if count is None else FEWER, self._going, count)
             check_start(plan, decision, self._link.hub)
             if decision.get("error") or decision.get("skip"):
                 return decision
@@ -426,14 +435,15 @@ class Supervisor:
         decide: Callable[[Dict[int, Dict[str, Any]]], Dict[str, Any]],
         patience: float,
         going: Callable[[], bool],
+        count: Optional[int] = None,
     ) -> Dict[str, Any]:
         """Meet, in a run that survives the loss of nodes also without those that are lost.
 
-        Such a run gets ``{"skip": True}`` when a failure comes first.
+        Such a run gets ``{"skip": True}`` when a failure comes first. ``count``: how many agents exist.
         """
         if not self._survives:
             return self._link.meet(offer(), decide, patience, going, topic)
-        tolerance = Tolerance(self._silence, self._roster.enough)
+        tolerance = Tolerance(self._silence, self._roster.enough, count)
         for _ in range(2 + len(self._roster.names)):
             try:
                 return self._link.meet(offer(), decide, patience, going, topic, tolerance)
@@ -577,7 +587,8 @@ class Supervisor:
         self._events.emit("end", state=verdict["state"], why=why, step=step, saved=saved is not None)
         self._events.close()
         known = {} if step is None else {"step": step}  # else the last step that was read stays
-        self._state.set(state=verdict["state"], why=why, saved=saved is not None, **known)
+        together = verdict.get("together") is True
+        self._state.set(state=verdict["state"], why=why, saved=saved is not None, together=together, **known)
         return 0 if verdict["state"] == "finished" else 1
 
 
