@@ -433,7 +433,7 @@ def test_a_torn_file_is_cut_in_half(ranks):
 def test_the_watchdog_stops_the_run_unless_it_is_undone(ranks):
     marker = Path(ranks.place.folder, "stopped")
     assert ranks.run(watchdog_script(ranks.place, 60, f"touch {marker}")).returncode == 0
-    assert timers(ranks.place)
+    until(lambda: timers(ranks.place))  # it starts in the background
     assert ranks.undo("watchdog").returncode == 0
     until(lambda: not timers(ranks.place))
     assert not marker.exists()
