@@ -434,7 +434,10 @@ def test_parallel_tars_are_limited(shell, tmp_path):
 def test_last_part_waits_for_all_others(shell, tmp_path):
     place = Place(shell, tmp_path)
     assert place.receive(stream(parts=tar_parts(3, "last")), env=slow_tar(shell, tmp_path)).returncode == 0
-    assert (tmp_path / "log").read_text().split() == ["begin", "begin", "end", "end", "begin", "end"]
+    *others, begin, end = (tmp_path / "log").read_text().split()
+    assert [begin, end] == ["begin", "end"]
+    assert (others[:2], others[-1]) == (["begin", "begin"], "end")
+    assert others.count("end") >= 2  # more if one of them loses a race for a new folder and is retried
     assert (place.folder / "have").read_text().split()[-1] == "t2"
 
 
