@@ -118,7 +118,7 @@ def _process(folder: Path, ranks: Sequence[int], link: dict[str, Any]) -> None:
 
 
 def _serve(served: Sequence[Any], woken: threading.Event) -> None:
-    from trainer.agent.statuses import ANSWER, QUESTION  # noqa: PLC0415 - only children need the agent
+    from trainer.agent.contract.statuses import ANSWER, QUESTION  # noqa: PLC0415 - only children need the agent
 
     while True:
         woken.wait()
@@ -126,9 +126,9 @@ def _serve(served: Sequence[Any], woken: threading.Event) -> None:
         for link, statuses in served:
             for message in link.take():
                 if message["kind"] == QUESTION:
-                    statuses.asked(message)
+                    statuses.asked(message["rank"], message["number"])
                 elif message["kind"] == ANSWER:
-                    statuses.take(message["node"], message)
+                    statuses.take(message["node"], message["number"], message)
 
 
 if __name__ == "__main__":

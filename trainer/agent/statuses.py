@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import math
 import os
 import queue
 import select
@@ -25,12 +24,12 @@ import zlib
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional
 
-from .contract.statuses import ENCODED, LARGEST, PATIENCE, SCRIPT
+from .account import usable_time
+from .contract.statuses import ANSWER, ENCODED, LARGEST, PATIENCE, QUESTION, SCRIPT
 from .processes import Stat, read, send
 from .run_files import NodePlan, read_state, running_agents
 from .saves import catches
 
-QUESTION, ANSWER = "status?", "status"  # kinds of messages
 ASKED = 4  # pipes that are answered at a time
 _PIPE = ".statuses."
 
@@ -63,18 +62,17 @@ class Statuses:
             if len(self._nodes) > 1:
                 self._send(QUESTION, number=self._number)
 
-    def asked(self, message: Dict[str, Any]) -> None:
-        """Answer another agent's question. Values of a wrong type are ignored."""
-        position, number = _whole(message.get("rank")), _whole(message.get("number"))
-        if position is not None and number is not None:
+    def asked(self, position: int, number: int) -> None:
+        """Answer a question of the agent at a position, if the run has such a node."""
+        if position < len(self._nodes):
             self._answer(position, number)
 
-    def take(self, node: str, message: Dict[str, Any]) -> None:
-        """Pass on another agent's answer."""
-        number, out = _whole(message.get("number")), message.get("out")
-        pipe = None if number is None else self._pipes.get(number)
+    def take(self, node: str, number: int, message: Dict[str, Any]) -> None:
+        """Pass on another agent's answer to a question of this one. Values of a wrong type are ignored."""
+        pipe, out = self._pipes.get(number), message.get("out")
         if pipe is not None and isinstance(out, str) and len(out) <= ENCODED and out.isascii():
-            pipe.put(node, out, _time(message.get("taken")), _time(message.get("given")))
+            taken, given = (usable_time(message.get(key)) or 0.0 for key in ("taken", "given"))
+            pipe.put(node, out, taken, given)
 
     def _answer(self, position: int, number: int, own: "Optional[_Pipe]" = None) -> None:
         """Run the script in a thread, unless it runs for the same agent."""
@@ -236,13 +234,3 @@ def _open(path: Path) -> Optional[int]:
 
 def _line(content: Dict[str, Any]) -> bytes:
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
-
-
-def _whole(value: Any) -> Optional[int]:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**7 else None
-
-
-def _time(value: Any) -> float:
-    """Seconds since the epoch; 0 for an invalid value."""
-    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if usable and 0 <= value < 1e11 else 0.0

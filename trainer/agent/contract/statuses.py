@@ -7,11 +7,12 @@
     epoch: when the question was ``sent`` and the answer ``received`` by the clock of the asked node, and when the
     question was ``taken`` and the answer ``given`` by the clock of the node itself.
 
-A node that does not answer in time has no line. Whoever reads this asks it directly.
+A node that does not answer in time has no line. The controller asks it directly.
 """
 
 from __future__ import annotations
 
+QUESTION, ANSWER = "status?", "status"  # kinds of the agents' messages
 SCRIPT = "status.sh"  # in the run's folder
 PATIENCE = 5.0  # seconds for all answers
 LARGEST = 256 << 10  # bytes of a script's output; a node that has more is asked directly

@@ -223,7 +223,7 @@ class SpokeMeeting:
         self._answer: Optional[Dict[str, Any]] = None
 
     def take(self, kind: str, message: Dict[str, Any]) -> None:
-        """Handle the hub's answer, or that the hub listens anew and has forgotten the offer."""
+        """Handle the hub's answer, or that the hub listens again and has forgotten the offer."""
         if kind == "_new_hub" and self._offer is not None:
             self._spoke.send(self._offer)
         elif kind == "_answer" and message.get("number") == self._number:

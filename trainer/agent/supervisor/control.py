@@ -13,8 +13,8 @@ import signal
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
 
+from ..contract.statuses import ANSWER, QUESTION
 from ..run_files import Events, NodePlan, read_request
-from ..statuses import ANSWER, QUESTION, Statuses
 
 COPYING = ("saved", "copy", "copied", "kept")  # kinds of messages, see ``keeping/keeper.py``
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -53,7 +53,7 @@ class Control:
         self.last_progress = time.monotonic()  # when the run was last seen to make progress
         self.last_traffic = 0.0  # when its traffic was last seen, for runs without a log of steps
         self.link: Any = None
-        self._statuses = Statuses(plan, self._send)
+        self._statuses: Any = None  # see ``_status``
         self.account: Any = None  # takes the account of rank 0's node, see ``spent.py``
         self.keeping: Optional[Callable[[Dict[str, Any]], None]] = None  # takes messages about copies
         self.missing: Set[str] = set()  # nodes whose agents exited or are silent
@@ -156,7 +156,7 @@ class Control:
                 self.requests += 1
                 self.request_stop(Stop(bool(request.get("save")), str(request.get("who") or "an unknown user")))
         if signal.SIGUSR2 in numbers:
-            self._statuses.asked_here()
+            self._status().asked_here()
         if self._guard is not None and _ended(self._guard):
             self._guard = self.guard_pid = None
             self.fail(None, "the agent's guard was killed")
@@ -289,13 +289,29 @@ class Control:
             asking = _rank(message.get("rank"))
             if asking is not None:
                 self.stacks_wanted[asking] = True
-        elif kind == QUESTION:
-            self._statuses.asked(message)
-        elif kind == ANSWER:
-            self._statuses.take(node, message)
+        elif kind in (QUESTION, ANSWER):
+            self._take_status(kind, node, message)
         elif kind == "stacks":
             self.answers[node] = True
             self._take_stacks(message.get("rank_stacks"))
+
+    def _take_status(self, kind: str, node: str, message: Dict[str, Any]) -> None:
+        """Handle another agent's question for this node's status, or its answer to one of this agent."""
+        position, number = _rank(message.get("rank")), _rank(message.get("number"))
+        if position is None or number is None:
+            return
+        if kind == QUESTION:
+            self._status().asked(position, number)
+        else:
+            self._status().take(node, number, message)
+
+    def _status(self) -> Any:
+        """This agent's part of ``agent statuses``. Imported when it is first asked: few runs need it."""
+        if self._statuses is None:
+            from ..statuses import Statuses  # noqa: PLC0415
+
+            self._statuses = Statuses(self._plan, self._send)
+        return self._statuses
 
     def _send(self, kind: str, **fields: Any) -> None:
         if self.link is not None:
