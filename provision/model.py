@@ -13,17 +13,6 @@ LOCAL = "local"  # the address of this machine itself, which needs no ssh
 
 
 @dataclass(frozen=True)
-class Ssh:
-    """How ssh reaches the nodes. Paths are absolute once the inventory is loaded."""
-
-    user: str | None = None  # None: ssh_config's, else the local login name
-    port: int | None = None  # None: ssh_config's, else 22
-    key: Path | None = None  # private key; None: the agent and ssh's default keys
-    known_hosts: Path = Path("known_hosts")  # the pinned host keys, next to the inventory
-    timeout: float = 10.0  # seconds until a connection attempt fails
-
-
-@dataclass(frozen=True)
 class Node:
     """One machine of the cluster."""
 
@@ -43,6 +32,18 @@ class Node:
     def is_local(self) -> bool:
         """Whether the node is this machine, which needs no ssh."""
         return self.address == LOCAL
+
+
+@dataclass(frozen=True)
+class Ssh:
+    """How ssh reaches the nodes. Paths are absolute once the inventory is loaded."""
+
+    user: str | None = None  # None: ssh_config's, else the local login name
+    port: int | None = None  # None: ssh_config's, else 22
+    key: Path | None = None  # private key; None: the agent and ssh's default keys
+    known_hosts: Path = Path("known_hosts")  # the pinned host keys, next to the inventory
+    timeout: float = 10.0  # seconds until a connection attempt fails
+    jump_hosts: tuple[Node, ...] = ()  # any one of them leads to every node; empty: ssh_config's
 
 
 @dataclass(frozen=True)

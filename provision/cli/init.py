@@ -32,6 +32,13 @@ from trainer.bounds import Bound
 @click.option("--group", metavar="NAME", help="With --from: import only this group.")
 @click.option("--user", "-u", metavar="NAME", help="User on the nodes.")
 @click.option("--prefix", metavar="PATH", help="Path of the environment on the nodes.  [default: /opt/llm/current]")
+@click.option(
+    "--jump-host",
+    "jump_hosts",
+    multiple=True,
+    metavar="HOST",
+    help="Reach the nodes through this host. Repeat it for alternatives.",
+)
 @click.option("--accept-host-keys", is_flag=True, help="Pin new host keys without asking.")
 @click.argument("hosts", nargs=-1, metavar="[NAME=][USER@]ADDRESS[:PORT]...")
 @reporting
@@ -42,6 +49,7 @@ def init_command(
     group: str | None,
     user: str | None,
     prefix: str | None,
+    jump_hosts: tuple[str, ...],
     hosts: tuple[str, ...],
     *,
     accept_host_keys: bool,
@@ -58,14 +66,15 @@ def init_command(
     if hosts and source:
         raise UsageError("hosts and --from cannot be used together")
     if not (hosts or source):
-        if user or prefix:
-            raise UsageError("--user and --prefix need hosts: they are written into a new inventory")
+        if user or prefix or jump_hosts:
+            raise UsageError("--user, --prefix and --jump-host need hosts: they are written into a new inventory")
         inventory = load_inventory(path, reporter)
         with Session(inventory, typed=reporter.typed, prompts=prompts, emit=reporter) as session:
             reporter.result(*enroll_output(init(session)))
         return
     found = foreign(source, group=group, emit=reporter) if source else None
-    ssh = {**(found.ssh if found else {}), **({"user": user} if user else {})}
+    typed = {"user": user, "jump_hosts": list(jump_hosts)}
+    ssh = {**(found.ssh if found else {}), **{key: value for key, value in typed.items() if value}}
     named = found.hosts if found else parse_hosts(hosts)
     created = create(
         path, named, ssh=ssh, prefix=prefix, found=found, prompts=prompts, emit=reporter, typed=reporter.typed

@@ -34,7 +34,7 @@ from provision.inventory.schema import (
 from provision.model import CheckOptions, Inventory, Node, Ssh, TrainDefaults
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from provision.inventory.document import Document, Place
 
@@ -128,6 +128,7 @@ def _build(document: Document, path: Path) -> Inventory | None:
     checks = check_options(document, data.get("checks"))
     nodes = _nodes(document, data.get("nodes"), (ssh and ssh.port) or 22) if "nodes" in data else ()
     groups = read_groups(document, data.get("groups"), [node.name for node in nodes])
+    jump_hosts = _jump_hosts(document, ssh.jump_hosts, nodes) if ssh else ()
     if not (top and ssh and train and chosen and nodes):
         return None
     inventory = Inventory(
@@ -140,6 +141,7 @@ def _build(document: Document, path: Path) -> Inventory | None:
             key=_file(path, ssh.key) if ssh.key else None,
             known_hosts=_file(path, ssh.known_hosts),
             timeout=ssh.timeout,
+            jump_hosts=jump_hosts,
         ),
         train=TrainDefaults(
             config=_file(path, train.config) if train.config else None,
@@ -172,6 +174,31 @@ def _services(document: Document, chosen: Section) -> dict[str, Section]:
 def _file(inventory: Path, text: str) -> Path:
     """A relative path is relative to the inventory."""
     return Path(os.path.normpath(inventory.parent / text))
+
+
+def _jump_hosts(document: Document, texts: Sequence[str], nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """The jump hosts: nodes of the inventory by name or address, and other machines."""
+    place: Place = ("ssh", "jump_hosts")
+    named = {node.name: node for node in nodes}
+    reached = {(node.address, node.user, node.port): node for node in nodes}
+    found: dict[str, Node] = {}
+    count = 0
+    for text in texts:
+        user, pattern, port = _target(document, place, text, None)
+        addresses = [address for address in _addresses(document, place, [], pattern) if address is not None]
+        count += len(addresses)
+        if count > MAX_NODES:
+            document.mistake(place, f"has more than {MAX_NODES} hosts")
+            break
+        for address in addresses:
+            other = Node(f"{address}:{port}" if port else address, address, user=user, port=port)
+            host = named.get(address) or reached.get((address, user, port)) or other
+            if host.is_local:
+                document.mistake(place, f"{shown(text)} is this machine, which needs no jump host")
+            if address in named and (user or port):
+                document.mistake(place, f"{shown(text)} is a node: its user and its port are set in nodes")
+            found.setdefault(host.name, host)
+    return tuple(found.values())
 
 
 # --- nodes ---------------------------------------------------------------------------------------

@@ -93,6 +93,11 @@ def target(text: str) -> tuple[str | None, str, int | None]:
     return None if user is None else as_user(user), address, None if port is None else as_port(port)
 
 
+def as_targets(value: object) -> tuple[str, ...]:
+    """One ``[USER@]ADDRESS[:PORT]`` or a list of them, which are not validated further."""
+    return tuple(as_text(each) for each in (value if isinstance(value, list) else [value]))
+
+
 def as_file(value: object) -> str:
     """A path on this machine with ``~`` expanded; it need not exist."""
     text = as_text(value)
@@ -194,6 +199,18 @@ File = Annotated[str, BeforeValidator(as_file), _scalar(pattern=r"\S", maxLength
 User = Annotated[str, BeforeValidator(as_user), _scalar(pattern=r"\S", maxLength=MAX_TEXT)]
 Port = Annotated[int, BeforeValidator(as_port), _whole(65535)]
 Gpus = Annotated[int, BeforeValidator(as_gpus), _whole(1024)]
+Targets = Annotated[
+    tuple[str, ...],
+    BeforeValidator(as_targets),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": r"\S"},
+                {"type": "array", "items": {"type": "string"}, "maxItems": 4096},
+            ]
+        }
+    ),
+]
 Seconds = Annotated[float, BeforeValidator(as_seconds), _scalar(minimum=0.1, maximum=3600)]
 Env = dict[
     Annotated[
@@ -221,6 +238,7 @@ class SshSection(Section):
     port: Port | None = Field(None, description="port of sshd on the nodes; default: 22")
     known_hosts: File = Field("known_hosts", description="file of the pinned host keys, relative to this file")
     timeout: Seconds = Field(10.0, description="seconds until a connection attempt fails")
+    jump_hosts: Targets = Field((), description="any one of them leads to every node; names of nodes, or addresses")
 
 
 class NodeSection(Section):
@@ -328,5 +346,7 @@ _SYNONYMS = {
     "host": "address", "hostname": "address", "ip": "address", "addr": "address", "slots": "gpus", "num_gpus": "gpus",
     "identity_file": "key", "identityfile": "key", "private_key": "key", "private_key_file": "key", "key_file": "key",
     "login": "user", "hosts": "nodes", "workers": "nodes", "environment": "env", "master_port": "port",
+    "jump": "jump_hosts", "jump_host": "jump_hosts", "proxyjump": "jump_hosts", "proxy_jump": "jump_hosts",
+    "gateway": "jump_hosts", "gateways": "jump_hosts", "bastion": "jump_hosts",
 }  # fmt: skip
 _SECTIONS: dict[str, type[Section]] = {"ssh": SshSection, "train": TrainSection, "services": ServicesSection}

@@ -106,7 +106,7 @@ class Session:
     def connections(self) -> Connections:
         """One connection per node, opened on first use."""
         if self._connections is None:
-            self._connections = Connections(self.inventory, self._prompts)
+            self._connections = Connections(self.inventory, self._prompts, self.warn)
         return self._connections
 
     @property

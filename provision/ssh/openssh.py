@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import IO, TYPE_CHECKING
 
 from provision.errors import ClusterctlError
+from provision.render import quote
 from provision.ssh import hostkeys
 from provision.ssh.wire import (
     BOOTSTRAP,
@@ -55,12 +56,21 @@ class OpenSshRemote:
     """A node that the system's ``ssh`` reaches; see ``model.Remote``. Every run opens its own connection.
 
     It cannot ask the user: the node's host key must be pinned and a key must log in.
-    ``control`` is another connection to the node, used to stop a script whose stream was aborted.
+    ``control`` is another connection to the node, used to stop a script whose stream was aborted. ``jump``: the jump
+    host of the inventory that leads to the node.
     """
 
-    def __init__(self, inventory: Inventory, node: Node, *, ssh: str = "ssh", control: Remote | None = None) -> None:
+    def __init__(
+        self,
+        inventory: Inventory,
+        node: Node,
+        *,
+        ssh: str = "ssh",
+        control: Remote | None = None,
+        jump: Node | None = None,
+    ) -> None:
         self.node = node
-        self._argv = ssh_argv(inventory, node, ssh=ssh)
+        self._argv = ssh_argv(inventory, node, ssh=ssh, jump=jump)
         self._control = control
         self._streams: set[ProcessStream] = set()
         self._lock = threading.Lock()
@@ -105,11 +115,21 @@ class OpenSshRemote:
             stream.abort()
 
 
-def ssh_argv(inventory: Inventory, node: Node, *, ssh: str = "ssh") -> list[str]:
+def ssh_argv(inventory: Inventory, node: Node, *, ssh: str = "ssh", jump: Node | None = None) -> list[str]:
     """The command that reaches ``node`` with the system's ssh, up to the remote command.
 
     ``ssh_config`` may set the route (address, jump hosts, user), but no prompts, shared connections or forwarding.
+    ``jump`` replaces its jump hosts. ``ssh -J`` would not check that host's key in the inventory's file.
     """
+    route = []
+    if jump:
+        words = [*_options(inventory, jump, ssh), "-W"]
+        command = " ".join(quote(word).replace("%", "%%") for word in words)
+        route = ["-o", f"ProxyCommand={command} '[%h]:%p' -- {quote(jump.address)}"]
+    return [*_options(inventory, node, ssh), *route, "--", node.address]
+
+
+def _options(inventory: Inventory, node: Node, ssh: str) -> list[str]:
     settings = inventory.ssh
     known = [file for file in hostkeys.files(settings.known_hosts) if file != hostkeys.SYSTEM_FILE]
     options = {
@@ -144,14 +164,14 @@ def ssh_argv(inventory: Inventory, node: Node, *, ssh: str = "ssh") -> list[str]
         argv += ["-l", user]
     if port := node.port or settings.port:
         argv += ["-p", str(port)]
-    return [*argv, "--", node.address]
+    return argv
 
 
 def bulk(inventory: Inventory, node: Node, fallback: Remote) -> Remote:
     """The fastest connection for many bytes: the system's ssh if it exists and a key is enough, else ``fallback``."""
     ssh = shutil.which("ssh")
     if ssh and getattr(fallback, "by_key", False):
-        return OpenSshRemote(inventory, node, ssh=ssh, control=fallback)
+        return OpenSshRemote(inventory, node, ssh=ssh, control=fallback, jump=getattr(fallback, "jump", None))
     return fallback
 
 

@@ -30,7 +30,7 @@ from provision.ssh.wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -73,13 +73,15 @@ def connect(inventory: Inventory, node: Node, *, prompts: Prompts | None = None)
     return _connect(_session((node,), inventory, prompts), Sudo(prompts), node)
 
 
-def _session(nodes: Sequence[Node], inventory: Inventory, prompts: Prompts | None) -> Session | None:
+def _session(
+    nodes: Sequence[Node], inventory: Inventory, prompts: Prompts | None, warn: Callable[[str], None] | None = None
+) -> Session | None:
     """State that ssh connections share; None if all nodes are this machine, which needs neither Fabric nor paramiko."""
     if nodes and all(node.is_local for node in nodes):
         return None
     from provision.ssh.session import Session  # noqa: PLC0415 - a third of a start; --help needs none of it
 
-    return Session(inventory, prompts)
+    return Session(inventory, prompts, warn)
 
 
 def _connect(session: Session | None, sudo: Sudo, node: Node) -> SshRemote | LocalRemote:
@@ -88,8 +90,8 @@ def _connect(session: Session | None, sudo: Sudo, node: Node) -> SshRemote | Loc
     from provision.ssh.ssh_remote import SshRemote  # noqa: PLC0415 - see _session
 
     assert session is not None
-    transport, by_key = session.connect(node)
-    return SshRemote(node, transport, by_key=by_key, sudo=sudo)
+    login = session.connect(node)
+    return SshRemote(node, login.transport, by_key=login.by_key, sudo=sudo, jump=login.jump)
 
 
 def _allow_files(connections: int) -> None:
@@ -104,13 +106,16 @@ def _allow_files(connections: int) -> None:
 class Connections:
     """One connection per node, opened on first use and closed at the end of the ``with`` block.
 
-    Any thread may use any node: ``pool[node].run(…)``. A broken connection is opened again on the next use.
+    Any thread may use any node: ``pool[node].run(…)``. A broken connection is opened again on the next use. ``warn`` is
+    told of each jump host that is replaced by another one, in any thread.
     """
 
-    def __init__(self, inventory: Inventory, prompts: Prompts | None = None) -> None:
+    def __init__(
+        self, inventory: Inventory, prompts: Prompts | None = None, warn: Callable[[str], None] | None = None
+    ) -> None:
         self.inventory = inventory
         _allow_files(len(inventory.nodes))
-        self._session = _session(inventory.nodes, inventory, prompts)
+        self._session = _session(inventory.nodes, inventory, prompts, warn)
         self._sudo = Sudo(prompts)
         self._lock = threading.Lock()
         self._slots: dict[str, _Slot] = {}

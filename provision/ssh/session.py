@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import fabric
 import paramiko
@@ -18,13 +18,19 @@ from provision.model import Inventory, Node
 from provision.render import quote
 from provision.ssh.client import Client, Questions, Retry, hang_up, text_of
 from provision.ssh.proxy import Proxy, ProxyFailedError
-from provision.ssh.wire import NodeUnreachable, RemoteError
+from provision.ssh.wire import HostKeyChanged, HostKeyUnknown, NodeUnreachable, RemoteError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from provision.ssh.prompts import Prompts
+
+T = TypeVar("T")
 
 ATTEMPTS = 4  # sshd drops connections at random while many are not logged in (MaxStartups 10:30:100)
 _MATCHES = frozenset({"all", "canonical", "final", "host", "originalhost", "user", "localuser", "exec"})
+_WAYS = 2  # jump hosts that answer, but do not reach the node: after so many the node is at fault
+_SHOWN = 3  # jump hosts whose failures an error names
 _STILL = 5.0  # seconds during which a failed jump host is not tried again for another node
 _WAIT = threading.Event()  # never set: a pause between attempts
 
@@ -35,6 +41,8 @@ class _Connection(fabric.Connection):  # type: ignore[misc]
     Fabric's reads ``ProxyJump none`` as a name, takes several jump hosts backwards, and adds each host's key files to
     the settings. A copy of the settings for each connection costs more CPU time than its handshake.
     """
+
+    label = ""  # the inventory's name of a jump host
 
     def resolve_connect_kwargs(self, _given: object) -> dict[str, list[str]]:
         """The key files of ssh_config."""
@@ -52,12 +60,65 @@ class _Connection(fabric.Connection):  # type: ignore[misc]
             gateway = _Connection(hop.strip(), config=self.config, **({"gateway": gateway} if gateway else {}))
         return gateway
 
+    def open_gateway(self) -> Any:
+        """A channel through the jump host, whose connection is open. Fabric's has no timeout."""
+        channel = self.gateway.transport.open_channel
+        try:
+            return channel("direct-tcpip", (self.host, int(self.port)), ("", 0), timeout=self.connect_timeout)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise _NoChannelError from error
+
+
+class _NoChannelError(Exception):
+    """A jump host opened no channel to the node; the cause says why."""
+
+
+class JumpHostFailed(NodeUnreachable):
+    """A jump host cannot be used."""
+
+
+class NotReached(NodeUnreachable):
+    """A jump host answers, but does not reach the node."""
+
+
+class _JumpRetry(Retry):
+    """The attempt failed at a jump host."""
+
+
+class Login(NamedTuple):
+    """A connection that is logged in."""
+
+    transport: paramiko.Transport
+    by_key: bool  # keys alone were enough, also on every jump host
+    jump: Node | None  # the jump host of the inventory that leads to it
+
+
+def in_turn(number: int, hosts: Sequence[T]) -> list[T]:
+    """The jump hosts of the node with this number, in the order in which they are tried.
+
+    Nodes take turns, also with their second choice: those of a dead jump host are divided among all others.
+    """
+    if not hosts:
+        return []
+    turn, first = divmod(number, len(hosts))
+    others = [*hosts[first + 1 :], *hosts[:first]]
+    start = turn % len(others) if others else 0
+    return [hosts[first], *others[start:], *others[:start]]
+
 
 class Session:
-    """State that the connections of one command share: settings, jump hosts, and the ssh password."""
+    """State that the connections of one command share: settings, jump hosts, and the ssh password.
 
-    def __init__(self, inventory: Inventory, prompts: Prompts | None) -> None:
+    ``warn`` is told of each jump host that is replaced by another one, in any thread.
+    """
+
+    def __init__(
+        self, inventory: Inventory, prompts: Prompts | None, warn: Callable[[str], None] | None = None
+    ) -> None:
         self.ssh = inventory.ssh
+        self._numbers = {node.name: number for number, node in enumerate(inventory.nodes)}
+        self._warn = warn
+        self._warned: set[str] = set()
         self._questions = Questions(prompts)
         self._jumps: dict[tuple[str, str, int], Any] = {}
         self._failed: dict[int, tuple[float, RemoteError]] = {}  # jump hosts: when, and why
@@ -71,8 +132,12 @@ class Session:
         except Exception as error:
             raise UsageError(f"~/.ssh/config cannot be read: {text_of(error)}") from error
 
-    def connect(self, node: Node) -> tuple[paramiko.Transport, bool]:
-        """A transport that is logged in, and whether keys alone were enough, also on every jump host."""
+    def connect(self, node: Node) -> Login:
+        """Connect to a node and log in.
+
+        Raises:
+            NodeUnreachable: it cannot be reached by any way.
+        """
         for attempt in range(ATTEMPTS):
             try:
                 return self._connect(node)
@@ -88,35 +153,67 @@ class Session:
             if jump.transport:
                 hang_up(jump.transport)
 
-    def _connect(self, node: Node) -> tuple[paramiko.Transport, bool]:
+    def _connect(self, node: Node) -> Login:
+        """Connect through the first jump host of the inventory that can be used, or by ssh_config's way.
+
+        A jump host whose key is unknown or has changed is not replaced: that needs a person.
+        """
+        hosts = self.ssh.jump_hosts
+        if not hosts or node in hosts:
+            return self._log_in(node, None)
+        errors: list[JumpHostFailed | NotReached | _JumpRetry] = []
+        for jump in sorted(in_turn(self._numbers.get(node.name, 0), hosts), key=lambda each: each.name in self._warned):
+            try:
+                return self._log_in(node, jump)
+            except (JumpHostFailed, NotReached, _JumpRetry) as error:
+                errors.append(error)
+            if sum(isinstance(error, NotReached) for error in errors) == _WAYS:
+                break
+            if not isinstance(errors[-1], NotReached) and len(hosts) > 1:
+                self._replaced(jump, errors[-1])
+        raise _all_failed(node, errors)
+
+    def _replaced(self, jump: Node, error: JumpHostFailed | NotReached | _JumpRetry) -> None:
+        with self._lock:
+            known = jump.name in self._warned
+            self._warned.add(jump.name)
+        if self._warn and not known:
+            self._warn(f"{error.reason}; nodes are reached through the other jump hosts")
+
+    def _log_in(self, node: Node, jump: Node | None) -> Login:
         try:
             with self._lock:  # Fabric's settings are not thread-safe while a connection is made
-                connection = self._prepare(
-                    _Connection(
-                        node.address,
-                        user=node.user or self.ssh.user,
-                        port=node.port or self.ssh.port,
-                        config=self._config,
-                        connect_timeout=max(1, math.ceil(self.ssh.timeout)),
-                    ),
-                    node,
-                )
+                gateway = {"gateway": self._made(jump)} if jump else {}
+                if jump:
+                    gateway["gateway"].label = jump.name
+                connection = self._prepare(self._made(node, **gateway), node)
         except Exception as error:  # an invalid port, canonical names without domains, a loop of jump hosts
             why = f"~/.ssh/config cannot be used for {node.address}: {_cause(error)}"
             raise NodeUnreachable(node, why, hint=f"ssh -G {quote(node.address)}") from error
         self.open_connection(connection, node)
-        return connection.transport, _by_key(connection)
+        return Login(connection.transport, _by_key(connection), jump)
+
+    def _made(self, node: Node, **gateway: _Connection) -> _Connection:
+        return _Connection(
+            node.address,
+            user=node.user or self.ssh.user,
+            port=node.port or self.ssh.port,
+            config=self._config,
+            connect_timeout=max(1, math.ceil(self.ssh.timeout)),
+            **gateway,
+        )
 
     def _prepare(self, connection: Any, node: Node) -> Any:
         """Replace Fabric's client, which accepts any host key, and share the jump hosts."""
         connection.client = Client(self.ssh, self._questions, node, connection.ssh_config.get("hostkeyalias"))
+        connection.label = connection.label or connection.host
         jump = connection.gateway
         if isinstance(jump, str):
             connection.open_gateway = partial(Proxy, jump)
         if isinstance(jump, _Connection):
             known = self._jumps.setdefault((jump.host, jump.user, jump.port), jump)
             if known is jump:
-                self._prepare(jump, Node(f"{node.name}, jump host {jump.host}", jump.host))
+                self._prepare(jump, Node(f"{node.name}, jump host {jump.label or jump.host}", jump.host))
             connection.gateway = known
         return connection
 
@@ -125,6 +222,7 @@ class Session:
 
         Raises:
             NodeUnreachable: the connection failed; if a jump host is the cause, the reason starts with its name.
+            JumpHostFailed, NotReached: the same, at or behind the last jump host.
             Retry: the attempt is worth repeating.
         """
         jump = connection.gateway
@@ -135,6 +233,8 @@ class Session:
             connection.open()
         except (RemoteError, Retry):
             raise
+        except _NoChannelError as error:
+            raise self._no_channel(connection, node, error.__cause__) from error
         except Exception as error:
             raise unreachable(
                 node, error, f"{connection.host} port {connection.port}", self.ssh.timeout, host=connection.host
@@ -148,13 +248,26 @@ class Session:
         try:
             self.open_connection(jump, node)
         except RemoteError as error:
-            reason = error.reason if error.reason.startswith("jump host ") else f"jump host {jump.host}: {error.reason}"
-            named = type(error)(node, Reason(reason), hint=error.hint)
+            reason = error.reason if isinstance(error, JumpHostFailed) else f"jump host {jump.label}: {error.reason}"
+            kind = type(error) if isinstance(error, HostKeyUnknown | HostKeyChanged) else JumpHostFailed
+            named = kind(node, Reason(reason), hint=error.hint)
             self._failed[id(jump)] = time.monotonic(), named
             raise named from error
         except Retry as retry:
-            raise Retry(f"jump host {jump.host}: {retry.reason}", retry.hint) from retry
+            why = retry.reason if isinstance(retry, _JumpRetry) else f"jump host {jump.label}: {retry.reason}"
+            raise _JumpRetry(why, retry.hint) from retry
         self._failed.pop(id(jump), None)
+
+    def _no_channel(self, connection: _Connection, node: Node, error: BaseException | None) -> NodeUnreachable:
+        jump, where = connection.gateway, f"{connection.host} port {connection.port}"
+        if not jump.transport.is_active():
+            return JumpHostFailed(node, Reason(f"jump host {jump.label} closed the connection"))
+        if "Timeout" in str(error):
+            why = f"no answer from {where} through the jump host within {self.ssh.timeout:g} s"
+        else:  # paramiko loses the jump host's text if several channels are refused at once
+            text = f": {error.text}" if isinstance(error, paramiko.ChannelException) else ""
+            why = f"the jump host cannot reach {where}{text}"
+        return NotReached(node, Reason.about(why, node.name, connection.host, node.port))
 
 
 def _drop_unknown(config: Any) -> None:
@@ -174,6 +287,16 @@ def _by_key(connection: Any) -> bool:
             return False
         connection = connection.gateway
     return True
+
+
+def _all_failed(node: Node, errors: Sequence[JumpHostFailed | NotReached | _JumpRetry]) -> Exception:
+    """The error of a node for which every jump host failed; an attempt that is worth repeating comes first."""
+    first = next((error for error in errors if isinstance(error, _JumpRetry | NotReached)), errors[0])
+    if len(errors) == 1 or not isinstance(first, JumpHostFailed):
+        return first
+    shown = sorted(error.reason for error in errors)
+    more = f"; and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return JumpHostFailed(node, Reason("; ".join(shown[:_SHOWN]) + more), hint=first.hint)
 
 
 def _cause(error: Exception) -> str:
@@ -196,8 +319,6 @@ def unreachable(node: Node, error: Exception, where: str, timeout: float, *, hos
         )
     elif isinstance(error, OSError) and error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}:
         reason = f"there is no route to {where}"
-    elif isinstance(error, paramiko.ChannelException):
-        reason = f"the jump host cannot reach {where}: {error.text}"
     elif isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
         reason = f"{where} and this machine have no ssh algorithm in common: {error}"
     elif isinstance(error, ProxyFailedError):

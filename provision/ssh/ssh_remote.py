@@ -43,9 +43,12 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 class SshRemote:
     """A node behind a paramiko connection; see ``model.Remote``. Several scripts may run on it at once."""
 
-    def __init__(self, node: Node, transport: paramiko.Transport, *, by_key: bool, sudo: Sudo) -> None:
+    def __init__(
+        self, node: Node, transport: paramiko.Transport, *, by_key: bool, sudo: Sudo, jump: Node | None = None
+    ) -> None:
         self.node = node
         self.by_key = by_key  # logged in without a password, so the system's ssh can too
+        self.jump = jump  # the jump host of the inventory that leads to the node
         self._sudo = sudo
         self.transport = transport
         self._user = transport.get_username() or ""

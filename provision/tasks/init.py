@@ -62,14 +62,23 @@ def init(session: Session) -> dict[str, str]:
 
 
 def enrol_nodes(session: Session) -> Outcome[Enrolled]:
-    """Enrol every node. Creates the inventory's ``ssh.key`` if it is named and missing."""
+    """Enrol every node, after the jump hosts. Creates the inventory's ``ssh.key`` if it is named and missing."""
     key = session.inventory.ssh.key
     if key and create_key(key):
         session.emit(Notice(f"created the ssh key {key}"))
+    before = [host for host in session.inventory.ssh.jump_hosts if host not in session.inventory.nodes]
+    hosts = _enrol(session, "enrol-jump-hosts", "Enrolling jump hosts", before)
+    for name, why in hosts.reasons.items():
+        session.warn(f"jump host {name}: {why}")
+    return _enrol(session, "enrol", "Enrolling nodes", session.nodes)
+
+
+def _enrol(session: Session, key: str, title: str, nodes: Sequence[Node]) -> Outcome[Enrolled]:
     return session.work(
-        "enrol",
-        "Enrolling nodes",
+        key,
+        title,
         lambda node: enrol(session.inventory, node, session.connections),
+        on=nodes,
         state=lambda answer: answer.state,
         changes=True,
     )
@@ -94,7 +103,7 @@ def create(
     Args:
         path: the inventory, which does not exist yet.
         hosts: the nodes.
-        ssh: ``user``, ``port`` and ``key`` of the inventory, as far as they are known.
+        ssh: ``user``, ``port``, ``key`` and ``jump_hosts`` of the inventory, as far as they are known.
         prefix: the inventory's prefix.
         found: the other tool's file, if one names the hosts.
         prompts: answer questions about passwords and host keys.

@@ -66,7 +66,7 @@ def test_the_example_shows_every_key_and_loads(write):
         assert set(raw["services"][name] or ()) >= set(module.Options.model_fields) - FINE_TUNING.get(name, set())
     assert inventory.warnings == ()
     assert set(raw) == set(TopSection.model_fields)
-    assert set(raw["ssh"]) == {"user", "port", "key", "known_hosts", "timeout"}
+    assert set(raw["ssh"]) == set(SshSection.model_fields)
     assert set(raw["train"]) == {"config", "port", "env"}
     assert set(raw["nodes"]["gpu05"]) == {"address", "data_address", "user", "port", "gpus"}
 
@@ -175,7 +175,52 @@ def test_valid_addresses(write, address):
     assert load(write(f'{HEAD}nodes: {{a: "{address}"}}')).nodes[0].address == address
 
 
+def test_jump_hosts_are_nodes_and_other_machines(write):
+    def hosts(text):
+        return load(write(f"{HEAD}ssh: {{port: 23, jump_hosts: {text}}}\n{NODES}")).ssh.jump_hosts
+
+    assert hosts("login1") == (Node("login1", "login1"),)
+    assert hosts('"login[1-2]"') == (Node("login1", "login1"), Node("login2", "login2"))
+    assert hosts('[ops@login1:2222, "10.0.0.[1-2]"]') == (
+        Node("login1:2222", "login1", user="ops", port=2222),
+        Node("10.0.0.1", "10.0.0.1"),
+        Node("10.0.0.2", "10.0.0.2"),
+    )
+    assert hosts('["gpu[01-02]", gpu01]') == (Node("gpu01", "192.168.20.14"), Node("gpu02", "192.168.20.15"))
+    assert hosts("192.168.20.15") == (Node("gpu02", "192.168.20.15"),)
+    assert hosts("root@192.168.20.15") == (
+        Node("192.168.20.15", "192.168.20.15", user="root"),
+    )  # another user than the node's
+    assert hosts("[]") == ()
+
+
 # --- mistakes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [
+        ('"-oProxyCommand=x"', "-oProxyCommand=x is neither a host name nor an IP address"),
+        ('"-oProxyCommand=x@login"', "-oProxyCommand=x@login: -oProxyCommand=x is not a login name"),
+        ("login:0", "login:0: 0 is not a port (1-65535)"),
+        ('"login1,login2"', "login1,login2 is neither a host name nor an IP address"),
+        ("root@gpu01", "root@gpu01 is a node: its user and its port are set in nodes"),
+        ("here", "here is this machine, which needs no jump host"),
+        ('["login[1-4000]", "login[1-97]"]', "has more than 4096 hosts"),
+        ("{a: b}", "must be text, not a mapping"),
+        ("[[a]]", "must be text, not a list"),
+        ("300.1.1.1", "300.1.1.1 is not an IPv4 address (four numbers from 0 to 255)"),
+    ],
+)
+def test_invalid_jump_hosts(problems, value, printed):
+    text = f"{HEAD}ssh: {{jump_hosts: {value}}}\nnodes: {{gpu01: 192.168.20.14, here: local}}\n"
+    assert problems(text) == (f"ssh.jump_hosts (line 2): {printed}",)
+
+
+def test_other_names_of_jump_hosts(problems):
+    for name in ("ProxyJump", "gateway", "bastion", "jump_host"):
+        (problem,) = problems(f"{HEAD}ssh: {{{name}: login}}\n{NODES}")
+        assert problem == f"ssh.{name} (line 2): unknown key; did you mean jump_hosts?"
 
 
 def test_all_errors_are_reported_in_the_order_of_the_file(write):
