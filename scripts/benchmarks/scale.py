@@ -3,6 +3,7 @@
 
 - ``status``: ``clusterctl status`` of many nodes on this machine, all alive, and with some that do not answer.
 - ``agents``: the same of the nodes of a run, whose agents tell of them.
+- ``jumps``: ``status`` through eight jump hosts, and with one of them that does not answer.
 - ``link``: rank 0's end of the agents' link, with a real spoke for every other node.
 - ``nodes``: commands on sandbox nodes, beside the model's prediction for nodes that share this machine's cores.
 - ``model``: the prediction for real nodes, which have their own cores. Needs no root.
@@ -20,7 +21,8 @@ import scale_link
 import scale_model
 import scale_nodes
 
-PARTS = ("status", "agents", "link", "nodes", "model")
+JUMPS = 8  # hosts
+PARTS = ("status", "agents", "jumps", "link", "nodes", "model")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
             show_status(arguments.nodes, arguments.dead)
         elif name == "agents":
             show_agents(arguments.nodes, arguments.dead)
+        elif name == "jumps":
+            show_jumps(arguments.nodes)
         elif name == "link":
             show_link(arguments.nodes)
         elif name == "nodes":
@@ -63,6 +67,13 @@ def show_agents(count: int, dead: int) -> None:
     for silent in (0, dead):
         found = scale_nodes.status_of_many(count, silent, through_agents=True)
         print(f"{count} nodes, {silent} dead: {text_of(found)}")
+
+
+def show_jumps(count: int) -> None:
+    """Print the cost of ``status`` through jump hosts; the nodes' CPU time includes that of the jump hosts."""
+    for silent in (0, 1):
+        found = scale_nodes.status_of_many(count, jumps=JUMPS, dead_jumps=silent)
+        print(f"{count} nodes through {JUMPS} jump hosts, {silent} of them dead: {text_of(found)}")
 
 
 def show_link(count: int) -> None:

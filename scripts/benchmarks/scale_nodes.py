@@ -88,24 +88,29 @@ def on_sandbox(counts: Sequence[int]) -> dict[int, dict[str, Measured]]:
             return found
 
 
-def status_of_many(count: int, dead: int = 0, *, through_agents: bool = False) -> Measured:
+def status_of_many(
+    count: int, dead: int = 0, *, through_agents: bool = False, jumps: int = 0, dead_jumps: int = 0
+) -> Measured:
     """``status`` of so many addresses of one sshd, and of others that never answer.
 
-    ``through_agents``: all are the nodes of a run, whose agents tell of those that are alive.
+    ``through_agents``: all are the nodes of a run, whose agents tell of those that are alive. ``jumps``: as many jump
+    hosts, which are addresses of that sshd too; the last ``dead_jumps`` never answer.
     """
     folder = Path(tempfile.mkdtemp(prefix="clusterctl-scale-", dir="/var/tmp"))
     silent = socket.create_server(("0.0.0.0", 0), backlog=512)  # the kernel accepts, and no banner follows
     sshd = _start_sshd(folder)
     try:
         addresses = [f"127.0.{1 + number // 250}.{1 + number % 250}" for number in range(count - dead)]
+        hosts = [f"127.0.100.{1 + number}" for number in range(jumps)]
         host = " ".join((folder / "host.pub").read_text().split()[:2])
-        (folder / "known_hosts").write_text("".join(f"[{address}]:{PORT} {host}\n" for address in addresses))
+        (folder / "known_hosts").write_text("".join(f"[{each}]:{PORT} {host}\n" for each in (*addresses, *hosts)))
+        hosts[jumps - dead_jumps :] = [f"{each}:{silent.getsockname()[1]}" for each in hosts[jumps - dead_jumps :]]
         lines = "".join(f"  node{number + 1:04}: {address}\n" for number, address in enumerate(addresses))
         lines += "".join(
             f"  node{number + 1:04}: 127.0.{8 + number // 250}.{1 + number % 250}:{silent.getsockname()[1]}\n"
             for number in range(count - dead, count)
         )
-        ssh = f"{{user: root, key: {folder}/key, port: {PORT}, known_hosts: {folder}/known_hosts}}"
+        ssh = f"{{user: root, key: {folder}/key, port: {PORT}, known_hosts: {folder}/known_hosts, jump_hosts: {hosts}}}"
         (folder / "inventory.yaml").write_text(f"prefix: {folder}/env/current\nssh: {ssh}\nnodes:\n{lines}")
         command = ["status", "-i", str(folder / "inventory.yaml")]
         if not through_agents:
