@@ -7,7 +7,6 @@ running sessions do not change.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +14,10 @@ from pydantic import BeforeValidator, WithJsonSchema
 
 from provision.inventory.document import shown
 from provision.inventory.schema import Section
-from provision.model import Step
 from provision.render import quote
 from provision.services.kit.changes import require, write_block, write_file
 from provision.services.kit.plans import NodeSteps
+from provision.services.kit.ram import as_size, resize
 
 if TYPE_CHECKING:
     from provision.model import Inventory
@@ -26,15 +25,6 @@ if TYPE_CHECKING:
 ABOUT = "memlock and nofile for every login, and the size of /dev/shm"
 AFTER = ("os_packages",)
 PATH = "/etc/security/limits.d/90-clusterctl.conf"
-_SHIFTS = {"k": 10, "m": 20, "g": 30}
-
-
-def _size(value: object) -> str:
-    if isinstance(value, str) and re.fullmatch(r"([1-9][0-9]?|100)%|[1-9][0-9]{0,9}[kmgKMG]", value):
-        size = value.lower()
-        if size.endswith("%") or 1 << 20 <= int(size[:-1]) << _SHIFTS[size[-1]] <= 1 << 50:
-            return size
-    raise ValueError(f"{shown(repr(value))} is not a size of a tmpfs: write 64G, or 50% of the memory")
 
 
 def _files(value: object) -> int:
@@ -60,7 +50,7 @@ class Options(Section):
 
     memlock: Annotated[str, BeforeValidator(_memory), _MEMORY] = "unlimited"  # in KiB, as `ulimit -l` counts
     nofile: Annotated[int, BeforeValidator(_files), _FILES] = 1048576
-    shm: Annotated[str, BeforeValidator(_size)] | None = None
+    shm: Annotated[str, BeforeValidator(as_size)] | None = None
 
 
 def problems(_options: Options, _inventory: Inventory) -> Iterator[tuple[str, str]]:
@@ -72,7 +62,9 @@ def plan(options: Options, inventory: Inventory) -> Iterator[NodeSteps]:
     """The same file on every node."""
     steps = [write_file("limits of a login", PATH, _text(options))]
     if options.shm:
-        steps += _resize_shm(options.shm)
+        line = f"tmpfs /dev/shm tmpfs rw,nosuid,nodev,size={options.shm} 0 0\n"
+        steps.append(write_block("size of shared memory after a reboot", "/etc/fstab", line, mark="shm"))
+        steps.append(resize("size of shared memory now", "/dev/shm", options.shm))  # noqa: S108 - no file
     for node in inventory.nodes:
         yield NodeSteps(node.name, "base", tuple(steps))
 
@@ -96,24 +88,3 @@ def _text(options: Options) -> str:
         for item, value in (("memlock", options.memlock), ("nofile", options.nofile))
     ]
     return "# Written by clusterctl; `clusterctl services undo limits` removes it.\n" + "\n".join(lines) + "\n"
-
-
-def _resize_shm(size: str) -> list[Step]:
-    line = f"tmpfs /dev/shm tmpfs rw,nosuid,nodev,size={size} 0 0\n"
-    # The current size in bytes, and the wanted one. The kernel rounds sizes to pages.
-    now = 'cc_now=$(($(stat -f -c "%b * %S" /dev/shm)))'
-    memory = "cc_kib=$(sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo)"
-    if size.endswith("%"):
-        wanted = f"{memory}\ncc_wanted=$((cc_kib * 1024 / 100 * {int(size[:-1])}))"
-    else:
-        wanted = f"cc_wanted={int(size[:-1]) << _SHIFTS[size[-1]]}"
-    close = "cc_off=$(((cc_now - cc_wanted) / 1048576))\n[ $cc_off -ge -1 ] && [ $cc_off -le 1 ]"
-    return [
-        write_block("size of shared memory after a reboot", "/etc/fstab", line, mark="shm"),
-        Step(
-            "size of shared memory now",
-            do=f'{now}\ncc_journal "/dev/shm" mount -o remount,size="$cc_now" /dev/shm\n'
-            f"mount -o remount,size={quote(size)} /dev/shm",
-            unless=f"{now}\n{wanted}\n{close}",
-        ),
-    ]

@@ -24,8 +24,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from trainer.agent.contract.plan import RAM
+
 AGENT = Path(__file__).resolve().parents[2] / "trainer/agent"
 ADDRESSES = ("10.231.77.1", "10.231.77.2")
+# Enters a mount namespace with the file system of the service ``tmpfs``.
+HUGE = f"""
+mount -t tmpfs tmpfs /run && mkdir -p {RAM} && mount -t tmpfs -o mode=1777,huge=always tmpfs {RAM} && exec "$@"
+"""
 LINK, EXCHANGE = 29876, 29877  # ports
 WARM = 20  # steps before the save, which are not counted
 PATIENCE = 600.0  # seconds for a run beyond its own time
@@ -120,9 +126,16 @@ def namespaces(rate: str) -> Iterator[list[str]]:
 
 
 def train(
-    folder: Path, names: list[str], size: int, seconds: float, copies: dict[str, Any], flush: bool
+    folder: Path,
+    names: list[str],
+    size: int,
+    seconds: float,
+    copies: dict[str, Any],
+    flush: bool,
+    *,
+    huge: bool = False,
 ) -> dict[str, Any]:
-    """Run the agents to the end. Returns the figures of the rank on rank 0's node."""
+    """Run the agents to the end. Returns the figures of the rank on rank 0's node. ``huge``: RAM with huge pages."""
     run, token = f"bench-{secrets.token_hex(4)}", secrets.token_hex(16)
     count = len(names) or 1
     started = []
@@ -146,6 +159,7 @@ def train(
         }  # fmt: skip
         (home / "plan.json").write_text(json.dumps(plan))
         enter = ["ip", "netns", "exec", names[rank]] if names else []
+        enter += ["unshare", "--mount", "sh", "-c", HUGE, "sh"] if huge else []
         command = [*enter, sys.executable, "-IB", str(AGENT), "run", str(home / "plan.json")]
         started.append((home, subprocess.Popen(command, stdout=subprocess.DEVNULL)))
     try:
@@ -187,14 +201,18 @@ def slowdown(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
 def memory(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """How long a save stops the training, with memory and with the disk."""
     size = int(given.gigabytes * 1e9)
-    found: dict[str, list[float]] = {"disk, flushed": [], "disk": [], "memory": []}
+    found: dict[str, list[float]] = {"disk, flushed": [], "disk": [], "memory": [], "memory, huge pages": []}
     for _ in range(given.runs):
         found["disk, flushed"].append(train(folder, [], size, 1, {"peers": 0}, True)["saved"])
         found["disk"].append(train(folder, [], size, 1, {"peers": 0}, False)["saved"])
-        found["memory"].append(train(folder, [], size, 1, {"peers": 0, "memory": True}, True)["saved"])
+        for name, huge in (("memory", False), ("memory, huge pages", True)):
+            found[name].append(train(folder, [], size, 1, {"peers": 0, "memory": True}, True, huge=huge)["saved"])
     medians = {name: round(statistics.median(each), 3) for name, each in found.items()}
-    ratios = {name: round(medians["memory"] / medians[name], 3) for name in ("disk, flushed", "disk")}
-    return {"figure": "time a save stops training", "seconds": medians, "memory_against": ratios}
+    against = {
+        name: {disk: round(medians[name] / medians[disk], 3) for disk in ("disk, flushed", "disk")}
+        for name in ("memory", "memory, huge pages")
+    }
+    return {"figure": "time a save stops training", "seconds": medians, "each": found, "against": against}
 
 
 def main() -> None:

@@ -190,3 +190,39 @@ def test_a_pattern_that_matches_no_line_is_reported(nodes):
     assert r"no line matches the pattern it (?P<step>\d+)" in " ".join(shown.stderr.split())
     text = command.run("status", "--inventory", nodes.inventory, state["run"], cwd=folder, timeout=60).stdout
     assert r"no line of the log matched its pattern: it (?P<step>\d+)" in " ".join(text.split())
+
+
+SAVER = """\
+import os, pathlib, sys, time
+out = pathlib.Path(sys.argv[sys.argv.index("--output_dir") + 1])
+folder = out / "checkpoint-1"
+folder.mkdir()
+(folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+(folder / "trainer_state.json").write_text('{"global_step": 1}')
+print("saves to", out.resolve(), flush=True)
+"""
+
+
+def test_checkpoints_in_memory_lie_in_huge_pages_where_the_service_is_set_up(nodes, ssh):
+    inventory = nodes.directory / "inventory.yaml"
+    before = inventory.read_text()
+    (nodes.directory / "code/saver.py").write_text(SAVER)
+    inventory.write_text(before + "services:\n  tmpfs: {size: 600M}\n")
+    try:
+        applied = command.run("services", "apply", cwd=nodes.directory)
+        assert applied.returncode == 0, applied.stderr
+        words = ["--launcher", "plain", "--gpus-per-node", "1", "--save-to", "memory", "--output", "out"]
+        script = ["code/saver.py", "--", "--output_dir", "out"]
+        done = command.run("train", *words, *script, cwd=nodes.directory, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        texts = [text for text in logs(nodes).values() if "saves to" in text]
+        assert len(texts) == 2
+        assert all("saves to /run/clusterctl/memory/clusterctl-0/" in text for text in texts), texts
+        for node in nodes.nodes:
+            kept = ssh(nodes, node.name, "ls /opt/plain/runs/*saver*/job/out/checkpoint-1; ls /run/clusterctl/memory/*")
+            assert b"model.safetensors" in kept.stdout, kept
+            assert kept.stdout.count(b"saver") == 0  # nothing is left in RAM
+    finally:
+        undone = command.run("services", "undo", cwd=nodes.directory)
+        inventory.write_text(before)
+    assert undone.returncode == 0, undone.stderr

@@ -5,16 +5,19 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from command import run
 from tiny_env import on
 
+from trainer.agent.contract.plan import RAM
+
 pytestmark = pytest.mark.root
 
 # The limits that a container may raise are unknown: these are below this machine's.
-SERVICES = "services:\n  hosts:\n  limits: {memlock: 4096, nofile: 2000, shm: 64M}\n"
+SERVICES = "services:\n  hosts:\n  limits: {memlock: 4096, nofile: 2000, shm: 64M}\n  tmpfs: {size: 32M}\n"
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")
 
 
@@ -44,7 +47,8 @@ def services(box):
 def etc(box, node):
     """Everything of a node that a service may change, with what a rewrite would change."""
     find = "find /etc /var/lib/clusterctl ! -path /var/lib/clusterctl/lock -printf '%p %m %u %g\\n' | sort; "
-    return on(box, node, "sh", "-c", find + "find /etc -type f -exec sha256sum {} + | sort; df /dev/shm | tail -n 1")
+    mounts = "df /dev/shm | tail -n 1; grep -c clusterctl /proc/mounts; ls -d /run/clusterctl"
+    return on(box, node, "sh", "-c", f"{find}find /etc -type f -exec sha256sum {{}} + | sort; {mounts} 2>&1 || true")
 
 
 def states(box, node="node01"):
@@ -67,6 +71,10 @@ def test_apply_changes_the_nodes_once_and_undo_restores_every_byte(box, services
     assert on(box, "node01", "getent", "hosts", "node03").split() == [box.nodes[2].address, "node03"]
     assert on(box, "node03", "su", "-s", "/bin/sh", "root", "-c", "ulimit -n; ulimit -l").split() == ["2000", "4096"]
     assert on(box, "node01", "df", "-k", "--output=size", "/dev/shm").split()[-1] == "65536"
+    assert on(box, "node01", "df", "-k", "--output=size", RAM).split()[-1] == "32768"
+    assert f"tmpfs {RAM} tmpfs rw,nosuid,nodev,relatime,size=32768k,huge=always" in on(
+        box, "node01", "cat", "/proc/mounts"
+    )
 
     after = {node: etc(box, node) for node in before}
     second = services("apply", "--json")
@@ -76,6 +84,7 @@ def test_apply_changes_the_nodes_once_and_undo_restores_every_byte(box, services
     verified = services("verify")
     assert verified.returncode == 0, verified.stderr
     assert "limits  node[01-03]: works" in verified.stdout
+    assert "tmpfs   node[01-03]: works" in verified.stdout
 
     assert "hosts   node[01-03]: would change: undo" in services("undo", "--dry-run").stdout
     assert {node: etc(box, node) for node in before} == after
@@ -249,3 +258,43 @@ def test_kernel_settings_are_set_verified_and_undone(box, services):
         "/var/lib/clusterctl 755 root root\n", ""
     )
     assert [(FOLDER / key.replace(".", "/")).read_text() for key in NET] == ours
+
+
+def test_another_size_is_set_on_the_mounted_tmpfs_and_a_busy_one_is_not_undone(box, services, tmp_path):
+    assert services("apply", "tmpfs").returncode == 0
+    other = box.directory / "larger.yaml"
+    other.write_text((box.directory / "services.yaml").read_text().replace("size: 32M", "size: 48M"))
+    on(box, "node02", "sh", "-c", f"echo kept >{RAM}/file")
+    changed = services("apply", "tmpfs", inventory="larger.yaml")
+    assert changed.returncode == 0, changed.stderr
+    assert on(box, "node02", "df", "-k", "--output=size", RAM).split()[-1] == "49152"
+    assert on(box, "node02", "cat", f"{RAM}/file") == "kept\n"
+    with held_open(box, "node02", f"{RAM}/file"):
+        busy = services("undo", "tmpfs")
+        assert busy.returncode == 5
+        assert "busy" in busy.stderr
+    undone = services("undo", "tmpfs")
+    assert undone.returncode == 0, undone.stderr
+    assert RAM not in on(box, "node02", "cat", "/proc/mounts")
+
+
+def test_tmpfs_refuses_another_file_system_at_its_place(box, services):
+    on(box, "node03", "sh", "-c", f"mkdir -p {RAM} && mount -t tmpfs other {RAM}")
+    try:
+        result = services("apply", "tmpfs")
+        assert result.returncode == 5
+        assert f"another file system is mounted on {RAM}" in result.stderr
+    finally:
+        on(box, "node03", "umount", RAM)
+    assert services("apply", "tmpfs").returncode == 0
+
+
+@contextmanager
+def held_open(box, node, path):
+    """A process of the node that has the file open."""
+    into = ["nsenter", "--target", str(box.init_process(node).pid), "--mount", "--pid", "--"]
+    script = f'exec 3<"{path}"; echo open; exec cat'
+    with subprocess.Popen([*into, "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"open\n"
+        yield
+        holder.stdin.close()

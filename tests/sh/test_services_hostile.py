@@ -18,12 +18,13 @@ from hypothesis import strategies as st
 from provision.errors import InventoryError, UsageError
 from provision.inventory import load
 from provision.services.kit import plans
+from trainer.agent.contract.plan import RAM
 
-# Replaces the library: files are written to $OUT, one for each path, and nothing else happens.
+# Replaces the library: files are written to $OUT, one for each path, blocks after each other; nothing else happens.
 COLLECT = """
 cc_save_as() { printf %s "$2" >"$OUT/$(printf %s "$1" | tr / _)"; }
 cc_stage() { cc_new=/dev/null; cc_save_as "$1" "$3"; }
-cc_block() { cc_save_as "$1" "$3"; }
+cc_block() { printf %s "$3" >>"$OUT/$(printf %s "$1" | tr / _)"; }
 for cc_name in cc_remember cc_commit cc_done cc_block_done cc_journal cc_restart chronyd unshare exportfs systemctl
 do eval "$cc_name() { :; }"; done
 cc_has_unit() { false; }
@@ -32,6 +33,7 @@ WRITING = {
     "hosts: names of the nodes",
     "limits: limits of a login",
     "limits: size of shared memory after a reboot",
+    "tmpfs: the mount at boot",
     "chrony: configuration",
     "nfs: exports",
     "nfs: mounts of every boot",
@@ -51,6 +53,7 @@ LIKE = {
     ("services", "limits", "memlock"): "unlimited",
     ("services", "limits", "nofile"): 1048576,
     ("services", "limits", "shm"): "50%",
+    ("services", "tmpfs", "size"): "64G",
     ("services", "opensm", "node"): "gpu01",
     ("services", "os_packages", "packages"): ["chrony"],
     ("services", "os_packages", "replace"): ["ntp"],
@@ -165,7 +168,10 @@ def check_fstab(inventory, text):
             assert fields[1] in inventory.services["nfs"].exports
             assert re.fullmatch(r"(\[[0-9a-f:.%\w-]+\]|[\w.-]+):/\S+", fields[0]), line
         else:
-            assert fields[:3] == ["tmpfs", "/dev/shm", "tmpfs"]
+            assert fields[0] == fields[2] == "tmpfs"
+            assert fields[1] in {"/dev/shm", RAM}
+            options = inventory.services["limits"].shm if fields[1] == "/dev/shm" else inventory.services["tmpfs"].size
+            assert f"size={options}" in fields[3].split(",")
 
 
 def check_chrony(inventory, text):
@@ -212,7 +218,7 @@ def with_value(place, value):
 
 def test_a_good_inventory_writes_every_file(tmp_path):
     made = base()
-    made["services"]["limits"] = {"shm": "50%"}
+    made["services"] |= {"limits": {"shm": "50%"}, "tmpfs": {"size": "64G"}}
     _inventory, files = written(tmp_path, made)
     assert {name for _, name in files} | {"_etc_chrony.conf", "_etc_chrony_chrony.conf"} == set(CHECKS)
     assert check(tmp_path, made)
@@ -246,6 +252,8 @@ def test_an_accepted_value_is_one_value_in_its_file(tmp_path, made):
         (("services", "limits", "shm"), "101%", "size of a tmpfs"),
         (("services", "limits", "shm"), "9" * 30 + "g", "size of a tmpfs"),
         (("services", "limits", "shm"), "1k", "size of a tmpfs"),
+        (("services", "tmpfs", "size"), "101%", "size of a tmpfs"),
+        (("services", "tmpfs", "size"), "1G,exec", "size of a tmpfs"),
         (("services", "os_packages", "packages"), ["x; reboot"], "not the name of a package"),
         (("services", "os_packages", "packages"), ["x" * 300], "not the name of a package"),
         (("services", "os_packages", "replace"), ["-y"], "not the name of a package"),

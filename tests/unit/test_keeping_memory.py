@@ -227,3 +227,26 @@ def test_a_folder_in_memory_that_is_a_link_is_not_emptied(make, plan, base, disk
     assert not rescue(plan, base)
     assert (other / "file").exists()
     memory.folder.unlink()
+
+
+def test_the_file_system_with_huge_pages_is_used_where_it_is_mounted(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory_module, "HUGE", Path("/proc"))
+    assert memory_module.file_system() == Path("/proc")
+    monkeypatch.setattr(memory_module, "HUGE", tmp_path)
+    assert memory_module.file_system() == memory_module.SHM
+    monkeypatch.setattr(memory_module, "HUGE", tmp_path / "missing")
+    assert memory_module.file_system() == memory_module.SHM
+
+
+def test_what_an_agent_left_is_moved_from_both_file_systems(monkeypatch, plan, tmp_path, disk):
+    for name in ("HUGE", "SHM"):
+        base = tmp_path / name
+        base.mkdir()
+        monkeypatch.setattr(memory_module, name, base)
+        folder = memory_module.folder_of(plan, base)
+        folder.mkdir(parents=True)
+        (folder / ".clusterctl").touch()
+        (folder / name).write_text(name)
+    assert rescue(plan)
+    assert [(disk / name).read_text() for name in ("HUGE", "SHM")] == ["HUGE", "SHM"]
+    assert not rescue(plan)

@@ -10,7 +10,7 @@ from provision.errors import InventoryError, UsageError
 from provision.inventory import load
 from provision.inventory.schema import Section
 from provision.model import Inventory, Node, StepResult
-from provision.services import chrony, hosts, limits
+from provision.services import chrony, hosts, limits, tmpfs
 from provision.services.kit import plans
 from provision.summaries.nodes import services_output
 from provision.tasks.services import ServicesResult
@@ -94,6 +94,9 @@ def test_a_size_of_shared_memory_is_a_share_or_a_size():
     for wrong in ("0G", "-1G", "1.5G", "500%%", 12, "$(reboot)"):
         with pytest.raises(ValueError, match="size of a tmpfs"):
             limits.Options.model_validate({"shm": wrong})
+        with pytest.raises(ValueError, match="size of a tmpfs"):
+            tmpfs.Options.model_validate({"size": wrong})
+    assert tmpfs.Options().size == "50%"
 
 
 def test_summary_folds_nodes_and_names_differences():

@@ -135,6 +135,7 @@ class Hang(NamedTuple):
 
 COPIES = 16  # copies of a node's files at most
 SPACE = 1 << 60  # bytes
+RAM = "/run/clusterctl/memory"  # where the service tmpfs mounts a file system with huge pages for checkpoints
 FROM_MEMORY = 600.0  # seconds in which checkpoints move from RAM to the disk at the end
 LAST_COPIES = 120.0  # seconds that a run waits for copies of its last checkpoint after its program has ended
 

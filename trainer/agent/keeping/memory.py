@@ -1,11 +1,11 @@
 """Lets the program save to a folder in RAM, and moves what it saved to the disk while the training continues.
 
-The program gets ``/dev/shm/clusterctl-UID/RUN-RANK`` as its output folder (``Copies.memory``). A thread copies
-checkpoints from there into the output folder on the disk: each file when it has been quiet for a look, the last written
-one last, so that a file that marks a checkpoint as complete comes after the others. A file that a process has open for
-writing waits. A copied file in RAM becomes a symlink to the disk. So RAM holds about one checkpoint, and the program
-can still read older ones. When it deletes an old checkpoint (``save_total_limit``), the agent deletes it on the disk,
-once the disk has all newer ones.
+The program gets ``clusterctl-UID/RUN-RANK`` in ``/dev/shm`` as its output folder (``Copies.memory``), or in the file
+system with huge pages where the service ``tmpfs`` is set up. A thread copies checkpoints from there into the output
+folder on the disk: each file when it has been quiet for a look, the last written one last, so that a file that marks a
+checkpoint as complete comes after the others. A file that a process has open for writing waits. A copied file in RAM
+becomes a symlink to the disk. So RAM holds about one checkpoint, and the program can still read older ones. When it
+deletes an old checkpoint (``save_total_limit``), the agent deletes it on the disk, once the disk has all newer ones.
 
 The output folder on the disk is the only one that resuming, copying and collecting know. Its existing entries are links
 in RAM, so a log continues in its file on the disk. When no process of the attempt is left, everything else is moved to
@@ -31,11 +31,12 @@ from urllib.parse import quote
 
 from ..checkpoints.names import COPIES
 from ..checkpoints.places import Found, find
-from ..contract.plan import FROM_MEMORY
+from ..contract.plan import FROM_MEMORY, RAM
 from ..link.copies import TEMPORARY, lower_priority
 from ..run_files import NodePlan
 
 SHM = Path("/dev/shm")  # noqa: S108 - tmpfs on every Linux; the folder in it is private
+HUGE = Path(RAM)
 MARK = ".clusterctl"  # a file in the folder in RAM: without it the folder was deleted, and means nothing
 LOOK = 0.5  # seconds between looks
 LEAST = 256 << 20  # bytes that RAM must have for a checkpoint whose size is not known yet
@@ -50,18 +51,18 @@ Signs = Tuple[int, int]  # size and modification time
 
 
 class Ram(NamedTuple):
-    """Bytes: free in ``/dev/shm``, and available in the machine."""
+    """Bytes: free in the file system, and available in the machine."""
 
-    shm: int
+    free: int
     available: int
 
 
-def why_not(ram: Ram, checkpoint: Optional[int]) -> Optional[str]:
-    """Why RAM is too small for checkpoints of this size (None: not known), or None."""
+def why_not(ram: Ram, checkpoint: Optional[int], base: Path = SHM) -> Optional[str]:
+    """Why RAM is too small for checkpoints of this size (None: not known) in the file system ``base``, or None."""
     needed = LEAST if checkpoint is None else SPARE * checkpoint
-    if ram.shm < needed:
+    if ram.free < needed:
         return "%s has %d MB free, but %d MB are needed; enlarge it: mount -o remount,size=%dM %s" % (
-            SHM, ram.shm >> 20, needed >> 20, (needed >> 20) * 2, SHM,
+            base, ram.free >> 20, needed >> 20, (needed >> 20) * 2, base,
         )  # fmt: skip
     if ram.available * USABLE < needed:
         return "%d MB of RAM are available, but %d MB are needed" % (ram.available >> 20, int(needed / USABLE) >> 20)
@@ -80,7 +81,12 @@ def deleted(drained: Iterable[str], present: Iterable[str]) -> List[str]:
     return sorted(set(drained) - set(present))
 
 
-def folder_of(plan: NodePlan, base: Path = SHM) -> Path:
+def file_system() -> Path:
+    """The file system in RAM for checkpoints."""
+    return HUGE if os.path.ismount(str(HUGE)) else SHM
+
+
+def folder_of(plan: NodePlan, base: Path) -> Path:
     """The folder in RAM of a run's node."""
     return base / ("clusterctl-%d" % os.geteuid()) / ("%s-%s" % (plan.run, plan.node.replace("/", "_")))
 
@@ -88,11 +94,12 @@ def folder_of(plan: NodePlan, base: Path = SHM) -> Path:
 class Memory:
     """One attempt's folder in RAM. ``report(text)`` gets notices, in any thread."""
 
-    def __init__(self, plan: NodePlan, report: Callable[[str], None], base: Path = SHM) -> None:
+    def __init__(self, plan: NodePlan, report: Callable[[str], None], base: Optional[Path] = None) -> None:
         self._plan = plan
         self._report = report
-        self._base = base
-        self.folder = folder_of(plan, base)
+        self._given = base
+        self._base = base or file_system()
+        self.folder = folder_of(plan, self._base)
         self._disk = plan.output
         self._closed = threading.Event()
         self._thread: Optional[threading.Thread] = None
@@ -110,10 +117,11 @@ class Memory:
 
         try:
             make_private(self.folder.parent)
-            rescue(self._plan, self._base)  # what an earlier attempt left, if the disk was full
+            rescue(self._plan, self._given)  # what an earlier attempt left, if the disk was full
             disk.mkdir(parents=True, exist_ok=True)
             _remove_temporaries(disk, self._plan.node)
-            why = _removed_at_logout() or why_not(_ram(self._base), _size_of_newest(disk))
+            why = _removed_at_logout() if self._base != HUGE else None
+            why = why or why_not(_ram(self._base), _size_of_newest(disk), self._base)
             if why is None:
                 if self.folder.exists():  # without a mark: it was deleted in part, and means nothing
                     shutil.rmtree(self.folder)
@@ -293,7 +301,7 @@ class Memory:
                 shutil.rmtree(disk / name, ignore_errors=True)
 
 
-def rescue(plan: NodePlan, base: Path = SHM) -> bool:
+def rescue(plan: NodePlan, base: Optional[Path] = None) -> bool:
     """Move to the disk what an agent that was killed left in RAM. True if there was anything.
 
     Raises:
@@ -301,16 +309,22 @@ def rescue(plan: NodePlan, base: Path = SHM) -> bool:
     """
     if plan.output is None or plan.data.copies is None:
         return False
-    folder = folder_of(plan, base)
-    for each in (folder.parent, folder):  # another user may write to /dev/shm
-        found = each.lstat() if os.path.lexists(each) else None
+    found = [
+        folder for folder in (folder_of(plan, each) for each in ([base] if base else (HUGE, SHM))) if _ours(folder)
+    ]
+    for folder in found:
+        follow_renames(folder, plan.output)
+        empty(folder, plan.output, plan.node)
+    return bool(found)
+
+
+def _ours(folder: Path) -> bool:
+    """Whether an agent of this user made the folder: another user may write to a file system in RAM."""
+    for each in (folder.parent, folder):
+        found = each.lstat() if os.path.lexists(str(each)) else None
         if found is None or not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             return False
-    if not (folder / MARK).exists():
-        return False
-    follow_renames(folder, plan.output)
-    empty(folder, plan.output, plan.node)
-    return True
+    return (folder / MARK).exists()
 
 
 def empty(
