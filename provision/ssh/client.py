@@ -66,7 +66,7 @@ class Client(paramiko.SSHClient):
         known = hostkeys.look_up(name, hostkeys.files(self._ssh.known_hosts))
         transport = paramiko.Transport(sock or _socket(hostname, port, timeout))
         self._transport = transport
-        if sock is None:
+        if not isinstance(sock, Proxy):  # a socket, or a channel of a jump host
             transport.sock.settimeout(IDLE)
         transport.daemon = True
         transport.banner_timeout = transport.handshake_timeout = timeout
@@ -319,6 +319,8 @@ def hang_up(transport: paramiko.Transport) -> None:
     with suppress(paramiko.SSHException, EOFError, OSError):
         if isinstance(transport.sock, socket.socket):
             transport.sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads, which ``close`` waits for
+        elif isinstance(transport.sock, paramiko.Channel):
+            transport.sock.close()
     with suppress(paramiko.SSHException, EOFError, OSError):
         transport.close()
 

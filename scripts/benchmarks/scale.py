@@ -71,9 +71,20 @@ def show_agents(count: int, dead: int) -> None:
 
 def show_jumps(count: int) -> None:
     """Print the cost of ``status`` through jump hosts; the nodes' CPU time includes that of the jump hosts."""
+    names = [f"node{number + 1:04}" for number in range(count)]
+    hosts = [f"jump{number + 1}" for number in range(JUMPS)]
     for silent in (0, 1):
         found = scale_nodes.status_of_many(count, jumps=JUMPS, dead_jumps=silent)
-        print(f"{count} nodes through {JUMPS} jump hosts, {silent} of them dead: {text_of(found)}")
+        faults = scale_model.Faults(dead=frozenset(hosts[JUMPS - silent :]))
+        here = scale_model.on_this_machine(scale_model.Costs(), os.cpu_count() or 1)
+        shared, own = (
+            scale_model.simulate(scale_model.STATUS, names, costs, faults, jumps=hosts)
+            for costs in (here, scale_model.Costs())
+        )
+        print(
+            f"{count} nodes through {JUMPS} jump hosts, {silent} of them dead: {text_of(found)}; model "
+            f"{shared.seconds:.1f} s, CPU {shared.here:.1f} s, with their own cores {own.seconds:.1f} s"
+        )
 
 
 def show_link(count: int) -> None:

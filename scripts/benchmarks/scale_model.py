@@ -2,12 +2,12 @@
 
 Time is virtual. The real ``fan_out`` runs its real threads: a node's work, in place of a connection, sleeps in virtual
 time and takes turns at the controller's one core (Python runs one thread at a time). So order, limits and waves are
-those of the product. Chains come from the real ``form_chains`` and ``hops``, their units from the real ``batches``. The
-ports between nodes that the gate tries come from the real ``pairs``. Equal arguments give equal results: the jitter of
-a node depends only on the seed and its name, and one thread runs at a time.
+those of the product. Jump hosts come from the real ``in_turn``. Chains come from the real ``form_chains`` and ``hops``,
+their units from the real ``batches``. The ports between nodes that the gate tries come from the real ``pairs``. Equal
+arguments give equal results: the jitter of a node depends only on the seed and its name, and one thread runs at a time.
 
-What is modelled: round trips, CPU time here and on the node, bandwidth, nodes that are dead or slow. What is not: loss,
-disks, other users, a jump host.
+What is modelled: round trips, CPU time here and on the node, bandwidth, nodes and jump hosts that are dead, slow nodes.
+What is not: loss, disks, other users.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from provision.errors import ClusterctlError
 from provision.model import Node, Part, Ssh
 from provision.session.session import AT_ONCE, steps_at_once
 from provision.ssh.fanout import fan_out
+from provision.ssh.session import in_turn
 from provision.ssh.wire import NodeUnreachable
 from provision.tasks import check
 from provision.transfer.chain import UNIT, batches
@@ -160,6 +161,8 @@ class Costs:
         connect_there: the node's.
         open_here: the controller's CPU time for each second of an open connection.
         connect_trips: round trips of a login.
+        jump_here: the controller's further CPU time for a connection through a jump host and the scripts on it.
+        jump_there: the jump host's.
         round_trip: between the controller and a node.
         jitter: relative, of each node's own times.
         link: bytes per second of every link.
@@ -171,6 +174,8 @@ class Costs:
     connect_there: float = 0.018
     open_here: float = 0.000043
     connect_trips: int = 7
+    jump_here: float = 0.0049
+    jump_there: float = 0.006
     round_trip: float = 0.0003
     jitter: float = 0.2
     link: float = 125e6
@@ -180,7 +185,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Faults:
-    """Nodes that are not as they should be, by name."""
+    """Nodes and jump hosts that are not as they should be, by name."""
 
     dead: Collection[str] = ()
     slow: Mapping[str, float] = field(default_factory=dict)  # by how much everything takes longer there
@@ -271,16 +276,19 @@ def simulate(
     costs: Costs | None = None,
     faults: Faults | None = None,
     *,
+    jumps: Sequence[str] = (),
     seed: int = 0,
 ) -> Outcome:
-    """Run a command on nodes; a node that failed takes part in no later stage."""
-    run = _Command(costs or Costs(), faults or Faults(), seed)
+    """Run a command on nodes; a node that failed takes part in no later stage. ``jumps``: jump hosts."""
+    run = _Command(costs or Costs(), faults or Faults(), jumps, seed)
     return run.run(command, [Node(name, name) for name in names])
 
 
 class _Command:
-    def __init__(self, costs: Costs, faults: Faults, seed: int) -> None:
-        self._costs, self._faults, self._seed = costs, faults, seed
+    def __init__(self, costs: Costs, faults: Faults, jumps: Sequence[str], seed: int) -> None:
+        self._costs, self._faults, self._jumps, self._seed = costs, faults, jumps, seed
+        self._numbers: Mapping[str, int] = {}
+        self._given_up: dict[str, float] = {}  # dead jump hosts, and when each first counts as dead
         self._world = World()
         self._shared = Processor(costs.cores)
         self._python = Processor(1)
@@ -292,6 +300,7 @@ class _Command:
         """See ``simulate``."""
         took: dict[str, float] = {}
         failed: dict[str, str] = {}
+        self._numbers = {node.name: number for number, node in enumerate(nodes)}
         self._compute(command.start)
         for stage in command.stages:
             began = self._world.now
@@ -322,15 +331,36 @@ class _Command:
             world.sleep_until(world.now + Ssh().timeout)
             raise NodeUnreachable(node, f"no answer within {Ssh().timeout:g} s")
         if node.name not in self._connected:
-            # Three turns on each side: the key exchange, the login, the channel.
-            for _ in range(3):
-                self._turn(costs.connect_here / 3, costs.connect_there / 3 * rate, costs.connect_trips / 3)
-            self._connected.add(node.name)
+            if self._jumps:
+                self._use_jump_host(node)
+            jump_here, jump_there = (costs.jump_here, costs.jump_there) if self._jumps else (0.0, 0.0)
+            self._connect(node.name, costs.connect_here + jump_here, costs.connect_there * rate + jump_there)
         if stage.sent:
             world.sleep_until(self._uplink.take(world.now, stage.sent / costs.link))
         self._turn(stage.here / 2, stage.there * rate, stage.trips)
         world.sleep_until(world.now + stage.waits * rate + degree.get(node.name, 0) * costs.round_trip)
         self._turn(stage.here / 2, 0.0, 0)
+
+    def _use_jump_host(self, node: Node) -> None:
+        """Wait for the first jump host that is alive; the nodes of a dead one find out together."""
+        world = self._world
+        for jump in sorted(in_turn(self._numbers[node.name], self._jumps), key=self._is_given_up):
+            if jump in self._faults.dead:
+                world.sleep_until(self._given_up.setdefault(jump, world.now + Ssh().timeout))
+                continue
+            if jump not in self._connected:
+                self._connect(jump, self._costs.connect_here, self._costs.connect_there)
+            return
+        raise NodeUnreachable(node, "no jump host can be used")
+
+    def _is_given_up(self, jump: str) -> bool:
+        return self._given_up.get(jump, self._world.now) < self._world.now
+
+    def _connect(self, name: str, here: float, there: float) -> None:
+        """Three turns on each side: the key exchange, the login, the channel."""
+        self._connected.add(name)
+        for _ in range(3):
+            self._turn(here / 3, there / 3, self._costs.connect_trips / 3)
 
     def _turn(self, here: float, there: float, trips: float) -> None:
         """Compute here, cross the network, compute there."""

@@ -69,6 +69,17 @@ def test_fifty_dead_nodes_delay_a_command_by_one_timeout_and_no_more():
         assert found.seconds < healthy.seconds + 11
 
 
+def test_a_dead_jump_host_delays_a_command_by_one_timeout():
+    everyone, jumps = names(400), [f"jump{number}" for number in range(8)]
+    healthy = simulate(STATUS, everyone, jumps=jumps)
+    assert healthy.here > simulate(STATUS, everyone).here  # each byte is encrypted twice here
+    found = simulate(STATUS, everyone, faults=Faults(dead=frozenset(jumps[:2])), jumps=jumps)
+    assert not found.failed
+    assert healthy.seconds < found.seconds < healthy.seconds + 11
+    none = simulate(STATUS, everyone, faults=Faults(dead=frozenset(jumps)), jumps=jumps)
+    assert set(none.failed) == set(everyone)
+
+
 def test_a_chain_costs_a_unit_for_each_hop_and_is_cut_where_a_login_fails():
     send = Command(0.0, (Send("sending", 400 << 20),))
     costs = Costs(jitter=0.0)
