@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from provision.errors import UsageError
-from trainer.agent.contract.untrusted import UntrustedError, parse_object
+from trainer.agent.contract.untrusted import UntrustedError, is_number, is_whole, parse_object
 
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "sendrecv")
 SIZES = "8M:512M"
@@ -138,7 +138,7 @@ _LARGEST_NUMBER = 1 << 53
 
 
 def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_NUMBER
+    return is_whole(value, _LARGEST_NUMBER)
 
 
 def _text(value: Any) -> bool:
@@ -150,7 +150,7 @@ def _times(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return is_number(value, least=0.0)
 
 
 def _texts(value: Any) -> bool:

@@ -38,6 +38,7 @@ from provision.diagnosis.cause import GRADES
 from provision.diagnosis.causes import TABLE
 from provision.diagnosis.conditions import RULES
 from provision.errors import UsageError
+from trainer.agent.contract.untrusted import whole
 
 if TYPE_CHECKING:
     from provision.diagnosis.conditions import Condition
@@ -146,15 +147,11 @@ def case_of(
         verdict.rank if verdict is not None and not verdict.unresolved else None,
         attempts,
         max(taken, default=None),
-        _whole(last.get("rc")),
-        _whole(last.get("signal")),
+        whole(last.get("rc")),
+        whole(last.get("signal")),
         evidence.release[:_RELEASE],
         tuple(each.id for each in conditions)[:CONDITIONS],
     )
-
-
-def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def encode(case: Case) -> tuple[str, ...]:

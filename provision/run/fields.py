@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any
 
 from trainer.agent.contract import effective, expected
-from trainer.agent.contract.untrusted import UntrustedError, parse_object
+from trainer.agent.contract.untrusted import UntrustedError, is_whole, parse_object
 
 LINE = 1 << 20  # characters of one line: an event with the stacks of all ranks of a node is the longest
 TEXT = 20_000  # characters of a text that is shown
@@ -27,7 +27,7 @@ Check = Callable[[Any], bool]
 
 
 def _whole(value: Any, most: int = _COUNT) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < most
+    return is_whole(value, most)
 
 
 def _number(value: Any) -> bool:
@@ -169,7 +169,7 @@ def read(text: str) -> dict[str, Any] | None:
 
 _KINDS: Mapping[str, Check] = {
     "str": lambda value: _text(value, LINE),
-    "int": lambda value: isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63,
+    "int": lambda value: is_whole(value, 1 << 63, 1 - (1 << 63)),
     "bool": _flag,
     "float": _number,
     "Mapping[str, str]": lambda value: isinstance(value, dict) and all(map(_word, value.values())),

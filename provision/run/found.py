@@ -16,6 +16,7 @@ from trainer.agent.contract import effective
 from trainer.agent.contract.effective import Effective
 from trainer.agent.contract.expected import Expected
 from trainer.agent.contract.expected import read as read_expected
+from trainer.agent.contract.untrusted import finite
 
 LIVE = ("starting", "meeting", "spare", "running", "ending")
 ENDED = ("finished", "failed", "stopped")
@@ -95,8 +96,7 @@ class Part:
 
     def number(self, key: str) -> float | None:
         """A number that the agent wrote."""
-        value = self.fields.get(key)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return finite(self.fields.get(key))
 
 
 @dataclass(frozen=True)

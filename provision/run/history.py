@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from provision.run.found import ENDED, LIVE, LOST, UNKNOWN, Run
+from trainer.agent.contract.untrusted import finite
 
 NOT_STARTED = "not started"
 STATES = (*LIVE, *ENDED, LOST, UNKNOWN, NOT_STARTED)
@@ -216,9 +217,9 @@ def _unreported(
         state if state in STATES and not there else NOT_STARTED if there else UNKNOWN,
         nodes,
         dict(there),
-        step=_number(record.get("steps") if record else None),
-        loss=_number(losses[-1]) if isinstance(losses, list) and losses else None,
-        seconds=_number(record.get("seconds") if record else None),
+        step=finite(record.get("steps") if record else None),
+        loss=finite(losses[-1]) if isinstance(losses, list) and losses else None,
+        seconds=finite(record.get("seconds") if record else None),
         began=_epoch(record.get("began") if record else None),
         recorded=record is not None,
         stays=stays,
@@ -231,10 +232,6 @@ def _epoch(value: Any) -> float | None:
         return datetime.strptime(str(value), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
     except ValueError:
         return None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def removable(
@@ -259,4 +256,4 @@ def is_collected(past: Past, record: Mapping[str, Any] | None) -> bool:
     """Whether the checkpoints of the run's last start are on this machine: see ``tasks.collect``."""
     mark = record.get("collected") if record else None
     began = past.run.head.number("began") if past.run else None
-    return isinstance(mark, Mapping) and began is not None and _number(mark.get("began")) == began
+    return isinstance(mark, Mapping) and began is not None and finite(mark.get("began")) == began

@@ -10,6 +10,7 @@ from typing import Any
 
 from provision.masking import mask_text
 from provision.model import Finding
+from trainer.agent.contract.untrusted import is_whole
 
 _ORDER = ("FAIL", "WARN", "UNKNOWN", "OK", "N/A")  # the worst first
 _PROBLEMS = _ORDER[:3]
@@ -81,7 +82,7 @@ def from_record(content: object) -> Preflight | None:
 
 
 def _count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1_000_000
+    return is_whole(value, 1_000_000, 1)
 
 
 def _problem(content: object) -> Problem | None:

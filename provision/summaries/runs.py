@@ -11,6 +11,7 @@ from provision.inventory.document import printable
 from provision.output_text import Summary, duration, fold_equal, size, span
 from provision.render import words
 from provision.summaries.effective import effective_data, effective_text, interval_text
+from trainer.agent.contract.untrusted import finite
 
 if TYPE_CHECKING:
     from provision.run.found import Part, Run
@@ -245,8 +246,7 @@ def _next(run: Run) -> str:
 
 
 def _number(found: Mapping[str, Any], name: str) -> float | None:
-    value = found.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return finite(found.get(name))
 
 
 def _part_of(found: Mapping[str, Any], name: str, whole: str) -> float | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from provision.errors import UsageError
 from provision.run.config_text import Document, json_problem, read_text
-from trainer.agent.contract.untrusted import UntrustedError, parse_json
+from trainer.agent.contract.untrusted import UntrustedError, parse_json, whole
 from trainer.plan.lengths import Lengths
 
 SAMPLES = 20_000  # records of all data sets together
@@ -77,8 +77,7 @@ def measure(document: Document, model: Path | None, *, samples: int = SAMPLES) -
 
 
 def _limit(document: Document, known: int) -> int:
-    most = document.data.get("max_samples")
-    return min(known, most) if isinstance(most, int) and not isinstance(most, bool) and most > 0 else known
+    return whole(document.data.get("max_samples"), known, 1) or known
 
 
 def _datasets(document: Document) -> tuple[Path, dict[str, Mapping[str, Any]]]:

@@ -35,7 +35,7 @@ def test_a_deploy_and_its_services_share_their_connections(monkeypatch, cluster)
     made, used = [], []
 
     class Pool:
-        def __init__(self, inventory, prompts):
+        def __init__(self, inventory, prompts, _warn):
             made.append((self, prompts))
 
         def __getitem__(self, node):

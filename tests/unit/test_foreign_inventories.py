@@ -224,7 +224,32 @@ def test_no_host(text):
 
 
 def test_passwords_are_not_imported():
-    found = read("a ansible_password=hunter2 ansible_ssh_common_args='-J x' ansible_connection=ssh\n", "f")
+    found = read("a ansible_password=hunter2 ansible_ssh_common_args='-4 -J x' ansible_connection=ssh\n", "f")
     assert "hunter2" not in repr(found)
     assert [note.split(" (")[0] for note in found.notes] == ["ansible_password", "ansible_ssh_common_args"]
     assert "never stores it" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "jump"),
+    [
+        ("-o ProxyJump=login", "login"),
+        ("-J ops@login.example:2222", "ops@login.example:2222"),
+        ('-o ProxyJump=\\"bastion\\"', "bastion"),
+        ("-oProxyJump=10.0.0.1", "10.0.0.1"),
+        ("-J one,two", None),  # a chain
+        ("-o ProxyJump=login -o StrictHostKeyChecking=no", None),
+        ("-o ProxyCommand=evil", None),
+        ("-J -oProxyCommand=x", None),
+        ("-J $(id)", None),
+        ("-J none:x", None),
+    ],
+)
+def test_a_jump_host_of_all_hosts_is_imported(arguments, jump):
+    hosts = f"gpu1\ngpu2\n[all:vars]\nansible_ssh_common_args='{arguments}'\n"
+    found = read(hosts, "hosts")
+    assert found.ssh.get("jump_hosts") == ([jump] if jump else None)
+    assert bool(found.notes) == (jump is None)
+    some = read("gpu1 ansible_ssh_common_args='-J login'\ngpu2\n", "hosts")
+    assert "jump_hosts" not in some.ssh
+    assert "for a jump host: --jump-host HOST" in some.notes[0]

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.agent.contract.untrusted import UntrustedError, parse_json, parse_object
+from trainer.agent.contract.untrusted import (
+    MOST,
+    UntrustedError,
+    finite,
+    is_number,
+    is_whole,
+    parse_json,
+    parse_object,
+    whole,
+)
 
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', '[{"a":'])
@@ -62,3 +72,19 @@ def test_anything_is_a_value_or_an_untrusted_error(data):
         return
     again = json.dumps(value)
     assert json.dumps(json.loads(again)) == again
+
+
+@given(st.integers() | st.floats() | st.booleans() | st.none() | st.text() | st.lists(st.integers()))
+def test_a_number_is_taken_only_within_its_range(value):
+    number = type(value) in (int, float)
+    assert is_whole(value) == (type(value) is int and 0 <= value < MOST)
+    assert whole(value, 10, -5) == (value if type(value) is int and -5 <= value < 10 else None)
+    assert is_number(value) == (number and (type(value) is int or math.isfinite(value)))
+    assert finite(value, 8.0, 2.0) == (float(value) if number and 2 <= value < 8 else None)
+
+
+def test_huge_numbers_are_no_error():
+    assert not is_whole(10**400)
+    assert is_number(10**300)
+    assert not is_number(10**400)
+    assert finite(-(10**400)) is None

@@ -21,6 +21,7 @@ import collections
 from typing import Any, Deque, Dict, Iterable, Mapping, NamedTuple, Optional
 
 from .contract.effective import PARTS, Effective
+from .contract.untrusted import finite, is_whole
 
 TRAINING, STARTING, SAVING, RECOVERING, REPEATING, WAITING = PARTS
 SLICE = 2.0  # seconds of steps, and seconds after a save in which its cost shows
@@ -351,9 +352,8 @@ def account(events: Iterable[Mapping[str, Any]]) -> Optional[Effective]:
 
 def usable_time(value: Any) -> Optional[float]:
     """A time in epoch seconds; None if it cannot be one."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if number and 0 <= value < _FAR else None
+    return finite(value, _FAR, 0.0)
 
 
 def _is_step(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
+    return is_whole(value, 1 << 53)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from provision.inventory.document import shown
 from provision.inventory.foreign.found import Found, host, lines, shared
 from provision.inventory.groups import MAX_GROUPS
-from provision.inventory.names import MAX_NODES, MAX_TEXT
-from provision.inventory.schema import as_port, as_user
+from provision.inventory.names import MAX_NODES, MAX_TEXT, check_address
+from provision.inventory.schema import as_port, as_user, target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,12 +27,15 @@ _ADDRESS = ("ansible_host", "ansible_ssh_host")
 _USER = ("ansible_user", "ansible_ssh_user")
 _PORT = ("ansible_port", "ansible_ssh_port")
 _KEY = ("ansible_ssh_private_key_file", "ansible_private_key_file")
+_ARGUMENTS = "ansible_ssh_common_args"
+# A value that names one jump host and nothing else.
+_JUMP = re.compile(r"""\s*["']?(?:-J\s*|-o\s*ProxyJump[= ])["']?([^\s,"']+)["']?\s*""", re.IGNORECASE)
 _MANY = 10  # variables that get separate sentences
 _KNOWN = {*_ADDRESS, *_USER, *_PORT, *_KEY}
 
 _WHY = {
     r"ansible_.*pass(word)?": "clusterctl asks for a password when it needs one, and never stores it",
-    r"ansible_ssh_(common|extra)_args": "write its options into ~/.ssh/config",
+    r"ansible_ssh_(common|extra)_args": "write its options into ~/.ssh/config; for a jump host: --jump-host HOST",
     r"ansible_become.*": "clusterctl uses sudo where it needs root",
 }
 
@@ -137,6 +141,7 @@ def resolve(parsed: AnsibleInventory, group: str, *, kind: str) -> Found:
     left_out: dict[str, dict[Var, None]] = defaultdict(dict)
     hosts: list[Wanted] = []
     keys: list[Var | None] = []
+    arguments: list[Var | None] = []
     index: dict[str, int] = {}
     for name in parsed.hosts:
         if name not in members[group]:
@@ -152,11 +157,13 @@ def resolve(parsed: AnsibleInventory, group: str, *, kind: str) -> Found:
         else:
             hosts.append(found)
         keys.append(_first(variables, _KEY))
+        arguments.append(variables.get(_ARGUMENTS))
     if parsed.beside_problems:
         return Found(kind, (), problems=tuple(dict.fromkeys(parsed.beside_problems)))
     common, ssh = shared(hosts)
     different = _shared_key(keys, ssh)
     left_out |= {_KEY[0]: dict.fromkeys(different)}
+    _share_jump_host(arguments, ssh, left_out)
     named = {
         name: tuple(index[each] for each in index if each in inside)
         for name, inside in members.items()
@@ -172,6 +179,19 @@ def _shared_key(keys: Sequence[Var | None], ssh: dict[str, Any]) -> list[Var]:
         return named
     ssh["key"] = named[0].value
     return []
+
+
+def _share_jump_host(
+    arguments: Sequence[Var | None], ssh: dict[str, Any], left_out: dict[str, dict[Var, None]]
+) -> None:
+    """Write the jump host of all hosts into ``ssh``, if their arguments name nothing else."""
+    values = {var.value if var else "" for var in arguments}
+    found = _JUMP.fullmatch(values.pop()) if len(values) == 1 else None
+    if found is not None:
+        with suppress(ValueError):
+            check_address(target(found[1])[1])
+            ssh["jump_hosts"] = [found[1]]
+            left_out.pop(_ARGUMENTS)
 
 
 def _host_or_problem(name: str, variables: Mapping[str, Var], line: int) -> Wanted | str:

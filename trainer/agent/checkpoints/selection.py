@@ -19,6 +19,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from ..contract.untrusted import is_whole
 from ..link.copies import TEMPORARY
 from .files import File, look
 from .layouts import (
@@ -159,7 +160,7 @@ def read(path: Path, seen: Seen) -> Checkpoint:
 
 
 def _is_step(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LIMIT
+    return is_whole(value, _LIMIT)
 
 
 def _written(path: Path) -> int:

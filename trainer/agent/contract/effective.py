@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-from .untrusted import UntrustedError
+from .untrusted import UntrustedError, is_number, is_whole
 
 VERSION = 1
 PARTS = ("training", "starting", "saving", "recovering", "repeating", "waiting")
@@ -113,13 +113,12 @@ def read(value: Any) -> Optional[Effective]:
 
 
 def _seconds(name: str, value: Any) -> float:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 <= value <= _LONGEST:  # NaN is in no range
+    if not is_number(value, least=0.0) or value > _LONGEST:
         raise UntrustedError("%s must be seconds from 0 to %g" % (name, _LONGEST))
     return float(value)
 
 
 def _count(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MOST:
+    if not is_whole(value, _MOST):
         raise UntrustedError("%s must be a whole number" % name)
-    return value
+    return int(value)

@@ -7,10 +7,9 @@ The controller puts it into the plan, and rank 0's agent judges the run by it (`
 
 from __future__ import annotations
 
-import math
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-from .untrusted import UntrustedError
+from .untrusted import UntrustedError, is_number
 
 VERSION = 1
 BASIS = 300  # characters
@@ -82,5 +81,4 @@ def _range(name: str, value: Any) -> Optional[Range]:
 
 
 def _is_number(value: Any) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and 0 < value <= LARGEST
+    return is_number(value) and 0 < value <= LARGEST

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+from .untrusted import is_whole
+
 CHECKPOINTS = 16  # of one node
 FILES = 200_000  # of one checkpoint
 OTHERS = 1000  # names of other checkpoints
 POINTERS = 16
 _DIGEST = 64  # hexadecimal digits of SHA-256
-_NUMBER = 1 << 62  # bytes, or nanoseconds since the epoch
 _NAME = 4096  # characters
 
 
@@ -20,11 +21,11 @@ def problem(offer: Any) -> str:
     """Return what is wrong with an offer, or "" for a valid one. Unknown keys are ignored."""
     if not isinstance(offer, dict):
         return "is not an object"
-    if "ranks" in offer and not _list_of(offer["ranks"], number, 2, 2):
+    if "ranks" in offer and not _list_of(offer["ranks"], is_whole, 2, 2):
         return "has invalid ranks"
     if not _list_of(offer.get("pointers", []), _pointer, 0, POINTERS):
         return "has an invalid file latest"
-    if not _list_of(offer.get("others", []), file_name, 0, OTHERS) or not number(offer.get("kept", 0)):
+    if not _list_of(offer.get("others", []), file_name, 0, OTHERS) or not is_whole(offer.get("kept", 0)):
         return "has invalid names of other checkpoints"
     checkpoints = offer.get("checkpoints", [])
     if not _list_of(checkpoints, _checkpoint, 0, CHECKPOINTS):
@@ -32,11 +33,6 @@ def problem(offer: Any) -> str:
     if not _list_of(offer.get("copies", []), _copied, 0, CHECKPOINTS):
         return "has invalid copies of checkpoints"
     return "has checkpoints but no ranks" if checkpoints and "ranks" not in offer else ""
-
-
-def number(value: Any) -> bool:
-    """Whether the value is a whole number of at least 0."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _NUMBER
 
 
 def text(value: Any) -> bool:
@@ -57,7 +53,7 @@ def _file(value: Any) -> bool:
     if not _list_of(value, lambda _: True, 4, 4):
         return False
     size, mtime, mark, torn = value
-    return number(size) and number(mtime) and text(mark) and (torn is None or text(torn))
+    return is_whole(size) and is_whole(mtime) and text(mark) and (torn is None or text(torn))
 
 
 def _pointer(value: Any) -> bool:
@@ -73,7 +69,7 @@ def _content(name: Any, value: Any) -> bool:
 def _checkpoint(value: Any) -> bool:
     if not isinstance(value, dict) or not file_name(value.get("name")) or not isinstance(value.get("single"), bool):
         return False
-    if not (value.get("step") is None or number(value["step"])):
+    if not (value.get("step") is None or is_whole(value["step"])):
         return False
     files, says = value.get("files"), value.get("says")
     return (
@@ -92,7 +88,7 @@ def digest(value: Any) -> bool:
 
 def _copied(value: Any) -> bool:
     """Whether an entry of ``copies`` is valid: a checkpoint with its folder, its time and its files' digests."""
-    if not _checkpoint(value) or not number(value.get("saved")) or not file_name(value.get("folder")):
+    if not _checkpoint(value) or not is_whole(value.get("saved")) or not file_name(value.get("folder")):
         return False
     digests = value.get("digests")
     return isinstance(digests, dict) and set(digests) == set(value["files"]) and all(map(digest, digests.values()))

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type, Union
 
 from .expected import Expected
 from .expected import from_object as read_expected
-from .untrusted import UntrustedError, parse_object
+from .untrusted import UntrustedError, is_number, is_whole, parse_object
 
 VERSION = 2
 LIMIT = 16 << 20  # bytes of a plan; the environment and the arguments of a command have at most 2 MiB on Linux
@@ -414,15 +414,15 @@ def _flag(key: str, value: Any) -> bool:
 
 def _whole(least: int, most: int) -> Reader:
     def read(key: str, value: Any) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        if not is_whole(value, most + 1, least):
             raise PlanError("%s must be a whole number from %d to %d" % (key, least, most))
-        return value
+        return int(value)
 
     return read
 
 
 def _seconds(key: str, value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= _LONG:
+    if not is_number(value, least=0.0) or value > _LONG:
         raise PlanError("%s must be a number of seconds" % key)
     return float(value)
 

@@ -1,16 +1,20 @@
 """Parses JSON that another program wrote: a peer, a node, a file on a node.
 
 Whatever the bytes are, the result is a value or an ``UntrustedError``: never a RecursionError, and never more memory
-than ``limit`` allows.
+than ``limit`` allows. ``is_whole``, ``whole``, ``is_number`` and ``finite`` check the range
+of each number in it.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Union
+import math
+import sys
+from typing import Any, Dict, Optional, Union
 
 LIMIT = 1 << 20  # bytes of one document, unless the caller knows better
 DEPTH = 32  # levels of lists and objects; clusterctl's own documents have at most seven
+MOST = 1 << 62  # bytes, steps and nanoseconds since the epoch are below this
 _DIGITS = 40  # of an integer: 64 bits have 20
 _LONG = b"0" * (_DIGITS + 1)
 _ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
@@ -61,6 +65,28 @@ def parse_object(data: Union[bytes, str], *, limit: int = LIMIT, depth: int = DE
     if not isinstance(value, dict):
         raise UntrustedError("is not a JSON object")
     return value
+
+
+def is_whole(value: Any, below: int = MOST, least: int = 0) -> bool:
+    """Whether a parsed value is a whole number with ``least <= value < below``; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < below
+
+
+def whole(value: Any, below: int = MOST, least: int = 0) -> Optional[int]:
+    """The value if ``is_whole``, else None."""
+    return value if is_whole(value, below, least) else None
+
+
+def is_number(value: Any, below: float = math.inf, least: float = -math.inf) -> bool:
+    """Whether a parsed value is a finite number with ``least <= value < below``; true and false are none."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return abs(value) <= sys.float_info.max and least <= value < below  # NaN is in no range
+
+
+def finite(value: Any, below: float = math.inf, least: float = -math.inf) -> Optional[float]:
+    """The value as a float if ``is_number``, else None."""
+    return float(value) if is_number(value, below, least) else None
 
 
 def _integer(text: str) -> int:

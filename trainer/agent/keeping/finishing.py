@@ -13,8 +13,8 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Set, Tuple
 
 from ..contract import offers as checkpoint_offers
-from ..contract.offers import number
 from ..contract.plan import LAST_COPIES as LIMIT
+from ..contract.untrusted import is_whole
 from ..link import CopyError, LinkError
 from ..link.copies import lower_priority
 from ..link.direct import Direct
@@ -66,7 +66,7 @@ def join(offers: Offers) -> Dict[str, Any]:
     """The hub's decision after the copies: whether every holder has its files, and how many bytes were copied."""
     sizes = [offer.get("bytes") for offer in offers.values()]
     complete = all(offer.get("error") == "" for offer in offers.values())
-    return {"complete": complete, "bytes": sum(size for size in sizes if number(size))}
+    return {"complete": complete, "bytes": sum(size for size in sizes if is_whole(size))}
 
 
 def over(control: "Control", before: Tuple[bool, int]) -> bool:
@@ -168,7 +168,7 @@ class Finishing:
             "checkpoint": generation.name,
             "step": generation.step,
             "seconds": round(time.monotonic() - began, 3),
-            "bytes": result["bytes"] if number(result.get("bytes")) else 0,
+            "bytes": result["bytes"] if is_whole(result.get("bytes")) else 0,
             "on": [self._names[each] for each in jobs if str(each) in lists],
         }
         self._state.set(copied=copied)

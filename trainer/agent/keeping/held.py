@@ -24,8 +24,8 @@ from urllib.parse import quote
 from ..checkpoints import selection
 from ..checkpoints.names import COPIES as FOLDER
 from ..checkpoints.places import Seen
-from ..contract.offers import CHECKPOINTS, digest, file_name, number
-from ..contract.untrusted import UntrustedError, parse_object
+from ..contract.offers import CHECKPOINTS, digest, file_name
+from ..contract.untrusted import UntrustedError, is_whole, parse_object
 from ..link.copies import parts_of
 from .choices import Generation, Kept
 
@@ -101,11 +101,11 @@ def _read_manifest(path: Path) -> Optional[Copy]:
     if not objects:
         return None
     head, step = objects[0], objects[0].get("step")
-    if not file_name(head.get("name")) or not number(head.get("saved")) or not isinstance(head.get("single"), bool):
+    if not file_name(head.get("name")) or not is_whole(head.get("saved")) or not isinstance(head.get("single"), bool):
         return None
-    generation = Generation(head["name"], head["single"], head["saved"], step if number(step) else None)
+    generation = Generation(head["name"], head["single"], head["saved"], step if is_whole(step) else None)
     for one in objects[1:]:
-        if file_name(one.get("file")) and number(one.get("size")) and number(one.get("mtime")):
+        if file_name(one.get("file")) and is_whole(one.get("size")) and is_whole(one.get("mtime")):
             files[one["file"]] = Recorded(one["size"], one["mtime"], str(one.get("digest")))
     files = {name: one for name, one in files.items() if digest(one.digest)}
     folder = folder_of(generation)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Dict, Iterable, List, Mapping, Tuple
 
 from ..contract import offers as checkpoint_offers
-from ..contract.offers import file_name, number
+from ..contract.offers import file_name
+from ..contract.untrusted import is_whole
 from ..link import CopyError
 from .choices import Generation
 from .copier import Files
@@ -27,7 +28,7 @@ def files_of(listed: Any) -> Files:
             not isinstance(each, (list, tuple))
             or len(each) != 4
             or not file_name(each[0])
-            or not all(map(number, each[1:]))
+            or not all(map(is_whole, each[1:]))
         ):
             raise CopyError("rank 0 sent an invalid list of files")
         files[each[0]] = (each[1], each[2], each[3])
@@ -39,7 +40,7 @@ def addresses_of(listed: Any, positions: Iterable[int], own: int) -> Dict[int, T
     found: Dict[int, Tuple[str, int]] = {}
     for position in positions:
         each = listed.get(str(position)) if isinstance(listed, dict) and position != own else None
-        if isinstance(each, (list, tuple)) and len(each) == 2 and isinstance(each[0], str) and number(each[1]):
+        if isinstance(each, (list, tuple)) and len(each) == 2 and isinstance(each[0], str) and is_whole(each[1]):
             found[position] = (each[0][:ADDRESS], min(each[1], 65535))
     return found
 
@@ -51,7 +52,7 @@ def generation_of(message: Mapping[str, Any]) -> Generation:
         CopyError: it is invalid.
     """
     name, saved, step = message.get("name"), message.get("saved"), message.get("step")
-    if not file_name(name) or not number(saved) or not (step is None or number(step)):
+    if not file_name(name) or not is_whole(saved) or not (step is None or is_whole(step)):
         raise CopyError("an agent sent an invalid checkpoint")
     return Generation(str(name), message.get("single") is True, int(saved or 0), step)
 

@@ -24,8 +24,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Tuple
 
 from ..contract import offers as checkpoint_offers
-from ..contract.offers import file_name, number
+from ..contract.offers import file_name
 from ..contract.plan import Copies
+from ..contract.untrusted import is_whole
 from ..link import CopyError
 from ..link.copies import lower_priority
 from ..link.direct import Direct
@@ -325,7 +326,7 @@ class _Coordinator:
         self._done = generation
         for position in self._keeper.everyone:
             self._keeper.send(position, "kept", folder=held.folder_of(generation))
-        copied = sum(answer["bytes"] for answer in self._answers.values() if number(answer.get("bytes")))
+        copied = sum(answer["bytes"] for answer in self._answers.values() if is_whole(answer.get("bytes")))
         self._keeper.report(
             "copied",
             checkpoint=generation.name,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..contract.offers import file_name, number
+from ..contract.offers import file_name
+from ..contract.untrusted import is_whole
 from ..link import LinkError
 from ..run_files import Events, NodePlan
 from .held import drop_damaged
@@ -41,7 +42,7 @@ def failed(decision: Dict[str, Any], count: int) -> Optional[Tuple[int, str]]:
     found = decision.get("failed")
     if found is None:
         return None
-    if not (isinstance(found, (list, tuple)) and len(found) == 2 and number(found[0]) and isinstance(found[1], str)):
+    if not (isinstance(found, (list, tuple)) and len(found) == 2 and is_whole(found[0]) and isinstance(found[1], str)):
         raise LinkError("an agent sent an invalid failure")
     if found[0] >= count:
         raise LinkError("an agent sent the failure of a node that does not exist")
@@ -56,7 +57,8 @@ def check(decision: Dict[str, Any]) -> List[Tuple[int, str]]:
 def _listed(value: Dict[str, Any]) -> List[Any]:
     listed = value.get("damaged", [])
     if not isinstance(listed, list) or not all(
-        isinstance(each, (list, tuple)) and len(each) == 2 and number(each[0]) and file_name(each[1]) for each in listed
+        isinstance(each, (list, tuple)) and len(each) == 2 and is_whole(each[0]) and file_name(each[1])
+        for each in listed
     ):
         raise LinkError("an agent sent an invalid list of damaged copies")
     return listed

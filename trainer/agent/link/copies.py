@@ -35,8 +35,8 @@ import threading
 import time
 from typing import Any, Callable, Counter, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
+from ..contract.untrusted import whole
 from . import CopyError, DigestError, HolderLostError
-from .endpoint import whole
 from .protocol import (
     CANCEL_CHECK,
     DEADLINE,

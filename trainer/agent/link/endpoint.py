@@ -21,6 +21,7 @@ import time
 from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
 
 from ..contract.plan import Link, Plan
+from ..contract.untrusted import whole
 from .protocol import MESSAGE, READ, Connection, EndedError, InvalidMessageError, RefusedError, UnknownPeerError, encode
 
 TICK = 0.25  # seconds between looks at the clock
@@ -136,14 +137,6 @@ BEAT = 1.0  # seconds between heartbeats
 RETURN = 3.0  # seconds in which a peer whose kernel closed the connection may reconnect
 WAITING = 32 << 20  # bytes kept for a peer that does not acknowledge
 WRAPPED = 64  # bytes of a message's number
-_NUMBERS = 1 << 62  # a time in nanoseconds is below this too
-
-
-def whole(value: Any) -> Optional[int]:
-    """The value, if it is a whole number of at least 0; else None."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _NUMBERS:
-        return value
-    return None
 
 
 class Peer:

@@ -25,8 +25,9 @@ import time
 from typing import Any, Callable, Collection, Dict, List, NamedTuple, Optional, Tuple
 
 from ..contract.plan import Link, Plan
+from ..contract.untrusted import whole
 from . import HubLostError, LinkError, Tolerance
-from .endpoint import LOOK, End, Peer, whole
+from .endpoint import LOOK, End, Peer
 from .link import plain_values
 from .protocol import (
     CLAIM,

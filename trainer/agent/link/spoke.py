@@ -11,8 +11,9 @@ import time
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type
 
 from ..contract.plan import Link, Plan
+from ..contract.untrusted import whole
 from . import HubLostError, LinkError, RefusedLinkError, Tolerance
-from .endpoint import LOOK, End, Peer, whole
+from .endpoint import LOOK, End, Peer
 from .protocol import (
     CLAIM,
     DEADLINE,

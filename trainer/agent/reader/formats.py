@@ -21,6 +21,8 @@ import math
 import re
 from typing import Any, Callable, Dict, Iterator, NamedTuple, Optional, Pattern
 
+from ..contract.untrusted import whole
+
 # Every line with values has one of these words. Searching for them is much cheaper than parsing.
 MARKS = ("loss", "Loss", "LOSS", "损失", "step", "tokens per iteration", "train_batch_size .")
 
@@ -238,7 +240,7 @@ _PARSERS = (  # by a word in each of its lines
 def _plain(value: Any, name: str) -> Any:
     """A valid number, or None. null means a value that is not finite, as the agent writes it."""
     if name in _WHOLE:
-        return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST else None
+        return whole(value, _MOST)
     if value is None:
         return math.nan
     if isinstance(value, int):

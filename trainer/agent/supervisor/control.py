@@ -14,6 +14,7 @@ import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set
 
 from ..contract.statuses import ANSWER, QUESTION
+from ..contract.untrusted import finite, whole
 from ..run_files import Events, NodePlan, read_request
 
 COPYING = ("saved", "copy", "copied", "kept")  # kinds of messages, see ``keeping/keeper.py``
@@ -341,13 +342,12 @@ def _text(value: Any, most: int = TEXT) -> str:
 
 
 def _rank(value: Any) -> Optional[int]:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**DIGITS else None
+    return whole(value, 10**DIGITS)
 
 
 def _seconds(value: Any) -> float:
     """Seconds of silence; 0 for an invalid value."""
-    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < YEAR
-    return float(value) if usable else 0.0
+    return finite(value, YEAR, 0.0) or 0.0
 
 
 def _ended(fd: int) -> bool:

@@ -18,7 +18,8 @@ from __future__ import annotations
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ..contract import offers as checkpoint_offers
-from ..contract.offers import digest, file_name, number, text
+from ..contract.offers import digest, file_name, text
+from ..contract.untrusted import is_whole
 from ..link import LinkError
 from ..run_files import NodePlan
 from . import roster as rosters
@@ -253,7 +254,7 @@ def _check(plan: NodePlan, offers: Offers) -> None:
     """
     for rank, offer in offers.items():
         wrong = checkpoint_offers.problem(offer)
-        if not wrong and not (number(offer.get("processes")) and 0 < offer["processes"] < MOST):
+        if not wrong and not (is_whole(offer.get("processes")) and 0 < offer["processes"] < MOST):
             wrong = "has no valid number of processes"
         if not wrong and not _port(offer.get("port")):
             wrong = "has an invalid port"
@@ -266,7 +267,7 @@ def _check(plan: NodePlan, offers: Offers) -> None:
 
 
 def _port(value: Any) -> bool:
-    return value is None or (number(value) and 0 < value < 1 << 16)
+    return value is None or (is_whole(value) and 0 < value < 1 << 16)
 
 
 def _outcome(value: Any) -> bool:
@@ -275,10 +276,10 @@ def _outcome(value: Any) -> bool:
         return False
     left = value.get("left")
     return (
-        all(value.get(key) is None or number(value[key]) for key in ("rc", "step"))
+        all(value.get(key) is None or is_whole(value[key]) for key in ("rc", "step"))
         and (value.get("signal") is None or text(value["signal"]))
         and isinstance(left, list)
-        and all(map(number, left))
+        and all(map(is_whole, left))
         and all(_why(value.get(key)) for key in ("failed", "killed"))
     )
 
@@ -291,7 +292,7 @@ def _why(value: Any) -> bool:
         isinstance(value, dict)
         and isinstance(value.get("node"), str)
         and isinstance(value.get("text"), str)
-        and (value.get("rank") is None or number(value["rank"]))
+        and (value.get("rank") is None or is_whole(value["rank"]))
         and (value.get("signal") is None or text(value["signal"]))
         and isinstance(value.get("time", 0.0), (int, float))
     )
@@ -314,10 +315,10 @@ def check_start(plan: NodePlan, decision: Dict[str, Any], hub: int = 0) -> Dict[
     name, port, copies = decision.get("checkpoint"), decision.get("port"), decision.get("copy") or {}
     wrong = (
         not (name is None or file_name(name))
-        or not (decision.get("step") is None or number(decision["step"]))
+        or not (decision.get("step") is None or is_whole(decision["step"]))
         or not _port(port)
         or not rosters.is_valid(decision, len(plan.data.link.nodes) if plan.data.link else 1)
-        or not (number(decision.get("world_size")) and decision["world_size"] < MOST)
+        or not (is_whole(decision.get("world_size")) and decision["world_size"] < MOST)
         or not isinstance(copies, dict)
         or not all(isinstance(each, list) and all(map(_copy, each)) for each in copies.values())
         or not isinstance(decision.get("refused", []), list)
@@ -331,13 +332,13 @@ def check_start(plan: NodePlan, decision: Dict[str, Any], hub: int = 0) -> Dict[
 def _copy(value: Any) -> bool:
     if not isinstance(value, list) or len(value) not in (3, 5) or not file_name(value[0]):
         return False
-    return all(map(number, value[1:3])) and (len(value) == 3 or (file_name(value[3]) and digest(value[4])))
+    return all(map(is_whole, value[1:3])) and (len(value) == 3 or (file_name(value[3]) and digest(value[4])))
 
 
 def _aside(value: Any) -> bool:
     if value is None:
         return True
-    if not isinstance(value, dict) or not number(value.get("number")):
+    if not isinstance(value, dict) or not is_whole(value.get("number")):
         return False
     names, pointers = value.get("names"), value.get("pointers")
     return (
@@ -359,7 +360,7 @@ def check_end(plan: NodePlan, decision: Dict[str, Any], hub: int = 0) -> Dict[st
     steps = (decision.get("step"), decision.get("saved"))
     if (
         decision.get("state") not in STATES
-        or not all(step is None or number(step) for step in steps)
+        or not all(step is None or is_whole(step) for step in steps)
         or not _why(decision.get("why"))
     ):
         raise LinkError("%s (%s) sent an invalid verdict" % _hub(plan, hub))

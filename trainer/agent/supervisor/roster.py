@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ..contract.offers import number, text
+from ..contract.offers import text
 from ..contract.plan import Members, Plan
+from ..contract.untrusted import is_whole
 
 REASON = 2000  # characters
 
@@ -157,8 +158,8 @@ def is_valid(decision: Dict[str, Any], count: int) -> bool:
         return False
     return (
         0 < len(members) == len(processes) == len(set(map(str, members)))
-        and all(number(position) and position < count for position in members)
-        and all(number(each) and 0 < each < 1 << 20 for each in processes)
+        and all(is_whole(position) and position < count for position in members)
+        and all(is_whole(each) and 0 < each < 1 << 20 for each in processes)
         and not any(str(position) in excluded for position in members)
         and isinstance(replaced, list)
         and all(map(_is_replacement, replaced))
@@ -175,7 +176,7 @@ def _is_replacement(value: Any) -> bool:
     return (
         isinstance(value, dict)
         and all(text(value.get(key)) for key in ("node", "why"))
-        and number(value.get("rank"))
+        and is_whole(value.get("rank"))
         and (value.get("by") is None or text(value["by"]))
     )
 
