@@ -39,7 +39,7 @@ cc_off=$(((cc_now - cc_wanted) / 1048576))
 # do
 cc_service=limits
 cc_now=$(($(stat -f -c "%b * %S" /dev/shm)))
-cc_journal "/dev/shm" mount -o remount,size="$cc_now" /dev/shm
+cc_journal /dev/shm mount -o remount,size="$cc_now" /dev/shm
 mount -o remount,size=50% /dev/shm
 # ===== verify, stage base: gpu01 gpu02 gpu03
 # --- limits: a login has the limits
