@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 from provision.errors import ClusterctlError
 from provision.render import quote
 from provision.ssh import hostkeys
+from provision.ssh.fanout import all_cores
 from provision.ssh.wire import (
     BOOTSTRAP,
     STOP,
@@ -205,15 +206,16 @@ class ProcessStream:
     def __init__(self, argv: list[str], control: Remote | None, *, folder: Path | None = None) -> None:
         self.group: int | None = None
         self._control = control
-        self._process = subprocess.Popen(
-            argv,
-            cwd=folder,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
+        with all_cores():
+            self._process = subprocess.Popen(
+                argv,
+                cwd=folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
         self._writing = threading.Lock()
 
     def read_out(self) -> bytes:

@@ -9,6 +9,8 @@ import subprocess
 import threading
 from contextlib import suppress
 
+from provision.ssh.fanout import all_cores
+
 _KEPT = 300  # bytes of its stderr
 
 
@@ -21,14 +23,15 @@ class Proxy:
 
     def __init__(self, command: str) -> None:
         shell = os.environ.get("SHELL") or "/bin/sh"
-        self._process = subprocess.Popen(
-            [shell, "-c", f"exec {command}"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
+        with all_cores():
+            self._process = subprocess.Popen(
+                [shell, "-c", f"exec {command}"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
         self._timeout: float | None = None
         self._closing = threading.Lock()
         self._stderr = b""

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import threading
 
 import pytest
 
 from provision.errors import InterruptedByUser, UsageError
-from provision.model import Node
-from provision.ssh.fanout import fan_out
+from provision.model import LOCAL, Node
+from provision.ssh.become import Sudo
+from provision.ssh.fanout import MANY, fan_out
+from provision.ssh.local import LocalRemote
 
 NODES = [Node(f"n{number}", "") for number in range(10)]
 
@@ -94,3 +98,36 @@ def test_ctrl_c_ends_the_fan_out_at_once():
     assert not release.is_set()  # no node has finished
     release.set()
     assert set(seen) <= {"n0", "n1"}
+
+
+def test_threads_for_many_nodes_stay_on_two_cores_and_those_for_few_do_not(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {2, 4, 6, 8, 10, 12})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: chosen.append((pid, frozenset(cores))))
+    many = [Node(f"n{number}", "h") for number in range(MANY)]
+    fan_out(many[:-1], lambda node: node.name)
+    assert not chosen
+    fan_out(many, lambda node: node.name, limit=8)
+    assert len(chosen) == 8
+    ((pid, cores),) = set(chosen)  # the same ones for all threads
+    assert pid == 0  # the calling thread
+    assert len(cores) == 2
+    assert cores < {2, 4, 6, 8, 10, 12}
+
+
+def test_a_program_of_such_a_thread_may_use_all_cores():
+    """A training on this machine as a node is started by one."""
+    remote = LocalRemote(Node("here", LOCAL), sudo=Sudo(None))
+    many = [Node(f"n{number}", "h") for number in range(MANY)]
+    shown = "grep Cpus_allowed_list /proc/self/status"
+    answers = set(fan_out(many, lambda _node: remote.run(shown).out, limit=4).values())
+    assert answers == {subprocess.run(["sh", "-c", shown], capture_output=True, text=True, check=True).stdout}
+
+
+def test_a_system_that_forbids_it_costs_only_speed(monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    many = [Node(f"n{number}", "h") for number in range(MANY)]
+    assert len(fan_out(many, lambda node: node.name)) == MANY
