@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -261,13 +262,57 @@ def test_any_account_of_another_node_continues_as_a_valid_one(known, seconds, fa
 @pytest.mark.parametrize("value", [None, "x", {}, {"version": 1, "training": -1}, {"version": 1, "top": True}])
 def test_an_invalid_account_of_another_node_changes_nothing(value):
     kept = KeptAccount({})
-    kept.hear({"version": 1, "training": 100.0, "top": 5})
-    kept.hear(value)
-    kept.take_over()
+    kept.hear("n0", {"version": 1, "training": 100.0, "top": 5})
+    kept.hear("n0", value)
+    kept.adopt("n2", ["n0", "n1"], ["n2", "n1"])
     assert kept.to_object()["training"] == 100
-    kept.hear(value)
-    kept.take_over()
+    kept.hear("n0", value)
+    kept.adopt("n2", ["n0", "n1"], ["n2", "n1"])
     assert kept.to_object()["training"] == 100
+
+
+@pytest.mark.parametrize(
+    ("node", "before", "after", "taken"),
+    [
+        ("n3", "n0 n1 n2", "n3 n1 n2", "n0"),
+        ("n3", "n0 n1 n2", "n0 n1 n3", "n2"),
+        ("n3", "n0 n1 n2", "n0 n3 n2", None),  # neither the first nor the last
+        ("n1", "n0 n1 n2", "n0 n1", "n2"),  # fewer nodes
+        ("n1", "n0 n1 n2", "n1 n2", "n0"),
+        ("n0", "n0 n1 n2", "n0 n1 n2", None),
+        ("n2", "n0 n1", "n2", "n1"),  # both are lost: the newest steps count
+    ],
+)
+def test_a_node_continues_the_account_of_the_one_whose_place_it_has(node, before, after, taken):
+    kept = KeptAccount({})
+    for number in (0, 1, 2):
+        kept.hear(f"n{number}", {"version": 1, "training": 100.0 + number, "top": 5})
+    kept.adopt(node, before.split(), after.split())
+    assert kept.to_object()["training"] == pytest.approx(100 + int(taken[1:]) if taken else 0, abs=0.5)
+
+
+def test_the_last_rank_sends_its_account_only_if_its_ranks_print_steps():
+    class Link:
+        def __init__(self):
+            self.sent = []
+
+        def send(self, kind, **fields):
+            self.sent.append((kind, fields["spent"]["version"]))
+
+    link = Link()
+    for rank in range(4):
+        KeptAccount({}).share(link, rank, 4)
+    assert len(link.sent) == 1
+    printing = KeptAccount({})
+    printing.take({"event": "attempt", "attempt": 1, "time": time.time()})
+    for step in (1, 2):
+        printing.take({"event": "progress", "step": step, "time": time.time()})
+    printing.share(link, 3, 4)
+    printing.share(link, 3, 4)  # too early
+    printing.share(link, 2, 4, last=True)
+    assert len(link.sent) == 2
+    printing.share(link, 3, 4, last=True)
+    assert len(link.sent) == 3
 
 
 def test_a_launcher_that_restarts_its_ranks_itself_repeats_steps():

@@ -286,23 +286,25 @@ if rank == 0:
 )
 
 
-def test_the_account_of_time_continues_on_the_node_that_takes_rank_0(spare_run):
-    run = spare_run(2, 1).start(STEPS).wait_ready()
+@pytest.mark.parametrize("printing", [0, 1])
+def test_the_account_of_time_continues_on_the_node_that_takes_the_place_of_the_printing_one(spare_run, printing):
+    """Rank 0 prints the steps, or the last one, as in Megatron."""
+    run = spare_run(2, 1).start(STEPS.replace("rank == 0", f"rank == {printing}")).wait_ready()
 
     def trained():
-        found = effective.read(run.parts[0].state().get("spent"))
+        found = effective.read(run.parts[printing].state().get("spent"))
         return found if found is not None and found.training > 1.5 * SHARE else None
 
     before = eventually(trained)
-    run.kill(0)
-    assert {end["state"] for end in run.ends(1, 2)} == {"finished"}
+    run.kill(printing)
+    assert {end["state"] for end in run.ends(1 - printing, 2)} == {"finished"}
     end = run.events(2, "end")[-1]
     found = effective.read(end["spent"])
     assert before.training - SHARE - 2 < found.training <= before.training + 6  # its state is 5 s old at most
-    assert found.repeating > 0.5  # the new rank 0's steps were made before
+    assert found.repeating > 0.5  # the new node's steps were made before
     assert (found.restarts, found.failures) == (1, 1)
     assert found.recovering > 2  # until the loss was noticed
-    began = run.parts[0].state()["began"]
+    began = run.parts[printing].state()["began"]
     assert found.total == pytest.approx(end["time"] - began, abs=2.0)
     assert run.parts[2].state()["spent"]["training"] == pytest.approx(found.training, abs=0.1)
 

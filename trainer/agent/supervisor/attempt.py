@@ -264,10 +264,10 @@ class Attempt:
         self._state.refresh(now)
 
     def _share_account(self, *, last: bool = False) -> None:
-        """Rank 0's node sends the account of the run's time to those that may take its place, see ``spent.py``."""
+        """Send the account of the run's time to those that may take this node's place, see ``spent.py``."""
         control = self._control
-        if control.account is not None and self._plan.rank == 0 and control.members is not None:
-            control.account.share(control.link, last=last)
+        if control.account is not None and control.members is not None:
+            control.account.share(control.link, self._plan.rank, self._plan.data.nnodes, last=last)
 
     def _phase(self) -> None:
         """Write new phases. A save that was over before this look is written too: it explains a slow step."""

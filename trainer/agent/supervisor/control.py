@@ -55,7 +55,7 @@ class Control:
         self.last_traffic = 0.0  # when its traffic was last seen, for runs without a log of steps
         self.link: Any = None
         self._statuses: Any = None  # see ``_status``
-        self.account: Any = None  # takes the account of rank 0's node, see ``spent.py``
+        self.account: Any = None  # takes the accounts of the first and the last node, see ``spent.py``
         self.keeping: Optional[Callable[[Dict[str, Any]], None]] = None  # takes messages about copies
         self.missing: Set[str] = set()  # nodes whose agents exited or are silent
         self.requests = 0  # stop requests that came to this node itself, from another program; a signal counts twice
@@ -64,6 +64,7 @@ class Control:
         self.members: Optional[Set[str]] = None
         self.spares = 0  # nodes that can replace one
         self.first = 0  # the position of rank 0's node in the roster
+        self.last = plan.data.nnodes - 1  # that of the last rank's
         self._plan = plan
         self._events = events
         self.guard_pid = os.getppid() if guard is not None else None
@@ -282,8 +283,9 @@ class Control:
         """Handle a message about signals and stacks of another node's ranks, or about the time of the run."""
         if kind == "round":
             self.rounds[node] = message
-        elif kind == "spent" and self.account is not None and node == self.all_nodes[self.first]:
-            self.account.hear(message.get("spent"))
+        elif kind == "spent" and self.account is not None:
+            if node in (self.all_nodes[self.first], self.all_nodes[self.last]):
+                self.account.hear(node, message.get("spent"))
         elif kind == "stack?":
             self.stack_wanted = _rank(message.get("straggler"))
         elif kind == "stacks?":

@@ -1,13 +1,14 @@
 """Keeps the account of a run's time while the agent runs it.
 
-In a run that survives the loss of nodes, rank 0's agent sends its account to the others now and then. The node that
-takes rank 0 after its loss continues this account.
+In a run that survives the loss of nodes, the agent of rank 0 sends its account to the others now and then, and so does
+that of the last rank if its ranks print steps, as Megatron's do. The node that takes its place after its loss continues
+this account.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, Mapping, Sequence, Tuple
 
 from ..account import Account, usable_time
 from ..contract.effective import Effective, read
@@ -29,7 +30,7 @@ class KeptAccount:
         self._kept = Account(read(before.get("spent")), failed=bool(before) and failed, ended=ended)
         self._offset = time.time() - time.monotonic()  # a clock that is set does not change the account
         self._shared = float("-inf")
-        self._heard: Optional[Tuple[Effective, Effective]] = None  # rank 0's, and this one at that time
+        self._heard: Dict[str, Tuple[Effective, Effective]] = {}  # by node: its account, and this one at that time
         self._kept.begin(self._now())
 
     def _now(self) -> float:
@@ -44,24 +45,39 @@ class KeptAccount:
         """The account up to now, for the state."""
         return self._kept.effective(self._now()).to_object()
 
-    def share(self, link: Any, *, last: bool = False) -> None:
-        """Send it to the other agents when it is time, or at once if it is the ``last`` one of an attempt."""
+    def share(self, link: Any, rank: int, count: int, *, last: bool = False) -> None:
+        """Send it to the other agents when it is time, or at once if it is the ``last`` one of an attempt.
+
+        Args:
+            link: to the other agents.
+            rank: of this node.
+            count: the number of nodes with ranks.
+            last: the attempt has ended.
+        """
         now = time.monotonic()
-        if last or now - self._shared >= SHARE:
+        if not (last or now - self._shared >= SHARE):
+            return
+        if rank == 0 or (rank == count - 1 and self._kept.effective().top is not None):
             self._shared = now
             link.send("spent", spent=self.to_object())
 
-    def hear(self, value: Any) -> None:
-        """Remember the account of rank 0's agent, which may be broken or lie: an invalid one is none."""
+    def hear(self, node: str, value: Any) -> None:
+        """Remember the account of another node's agent, which may be broken or lie: an invalid one is none."""
         found = read(value)
         if found is not None:
-            self._heard = found, self._kept.effective(self._now())
+            self._heard[node] = found, self._kept.effective(self._now())
 
-    def take_over(self) -> None:
-        """Continue the account of rank 0's node, which is lost: this node has its rank now."""
-        if self._heard is not None:
-            self._kept.take_over(*self._heard, now=self._now())
-        self._heard = None
+    def adopt(self, node: str, before: Sequence[str], after: Sequence[str]) -> None:
+        """Continue the account of a lost node, if this ``node`` has its first or its last place now.
+
+        Args:
+            node: this one.
+            before: the nodes with ranks before, in their order.
+            after: those now.
+        """
+        lost = {before[end] for end in (0, -1) if node == after[end] != before[end]}
+        for known, mine in [self._heard.pop(each) for each in lost if each in self._heard]:
+            self._kept.take_over(known, mine, now=self._now())
 
 
 def keep_account(events: Events, state: State, before: Mapping[str, Any]) -> KeptAccount:

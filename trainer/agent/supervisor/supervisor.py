@@ -265,12 +265,12 @@ class Supervisor:
         """Adopt the nodes of a decision."""
         before, self._roster = self._roster, rosters.from_decision(self._roster, decision)
         roster = self._roster
-        if self._position == roster.members[0] != before.members[0] and self._control.account is not None:
-            self._control.account.take_over()
+        if self._control.account is not None:
+            self._control.account.adopt(self._plan.node, before.nodes, roster.nodes)
         self._replaces = False
         if self._survives:
             self._control.members = set(roster.nodes)
-        self._control.first = roster.members[0]
+        self._control.first, self._control.last = roster.members[0], roster.members[-1]
         self._control.spares = len(roster.ready)
         reasons = {}
         for position, why in roster.excluded.items():
