@@ -1,4 +1,7 @@
-"""Opens ssh connections by the routes in ``ssh_config``; holds the state that one command's connections share."""
+"""Opens ssh connections, directly, by the routes in ``ssh_config`` or through the inventory's jump hosts.
+
+Holds the state that the connections of one command share.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class _Connection(fabric.Connection):  # type: ignore[misc]
     the settings. A copy of the settings for each connection costs more CPU time than its handshake.
     """
 
-    label = ""  # the inventory's name of a jump host
+    label = ""  # the inventory's name of it
 
     def resolve_connect_kwargs(self, _given: object) -> dict[str, list[str]]:
         """The key files of ssh_config."""
@@ -183,25 +186,25 @@ class Session:
     def _log_in(self, node: Node, jump: Node | None) -> Login:
         try:
             with self._lock:  # Fabric's settings are not thread-safe while a connection is made
-                gateway = {"gateway": self._made(jump)} if jump else {}
-                if jump:
-                    gateway["gateway"].label = jump.name
-                connection = self._prepare(self._made(node, **gateway), node)
+                way = {"gateway": self._made(jump)} if jump else {}
+                connection = self._prepare(self._made(node, **way), node)
         except Exception as error:  # an invalid port, canonical names without domains, a loop of jump hosts
             why = f"~/.ssh/config cannot be used for {node.address}: {_cause(error)}"
             raise NodeUnreachable(node, why, hint=f"ssh -G {quote(node.address)}") from error
         self.open_connection(connection, node)
         return Login(connection.transport, _by_key(connection), jump)
 
-    def _made(self, node: Node, **gateway: _Connection) -> _Connection:
-        return _Connection(
+    def _made(self, node: Node, **way: _Connection) -> _Connection:
+        connection = _Connection(
             node.address,
             user=node.user or self.ssh.user,
             port=node.port or self.ssh.port,
             config=self._config,
             connect_timeout=max(1, math.ceil(self.ssh.timeout)),
-            **gateway,
+            **way,
         )
+        connection.label = node.name
+        return connection
 
     def _prepare(self, connection: Any, node: Node) -> Any:
         """Replace Fabric's client, which accepts any host key, and share the jump hosts."""
