@@ -1,14 +1,19 @@
-"""Kernel NFS between two machines, set up by the command: exported, mounted, used, rebooted, hung, refused, undone."""
+"""Kernel NFS between two machines, set up by the command: exported, mounted, used, rebooted, hung, refused, undone.
+
+The file system in RAM of the service tmpfs is beside it, since a reboot of these machines takes long.
+"""
 
 import json
 import re
 
 import pytest
 
+from trainer.agent.contract.plan import RAM
+
 # All files in /etc: content, mode, owner, kind and targets of links.
 ETC = 'cd / && { find etc -type f -exec sha256sum {} +; find etc -printf "%p %m %u %g %y %l\\n"; } | sort'
 SHARE = "/data"
-SERVICES = f"nfs: {{exports: [{SHARE}], threads: 16, connections: 4}}"
+SERVICES = f"nfs: {{exports: [{SHARE}], threads: 16, connections: 4}}\ntmpfs: {{size: 96M}}"
 # Asks no server: the table lists the mounts, also if no server answers.
 MOUNTED = f"awk '$2 == \"{SHARE}\" {{ print $3, $1, $4 }}' /proc/mounts"
 
@@ -35,7 +40,7 @@ def test_mount_point_with_files_is_refused(lab, before, clusterctl):
     lab.client.run(f"mkdir {SHARE} && touch {SHARE}/mine")
     done = clusterctl("services", "apply", code=5)
     assert re.search(r"vm2:\s+nfs: mount point /data: /data is not empty.*mine", done.stderr), done.stderr
-    assert lab.client.out(f"{MOUNTED}; grep -c clusterctl /etc/fstab || :") == "0"
+    assert lab.client.out(f"{MOUNTED}; grep -c 'clusterctl nfs' /etc/fstab || :") == "0"
     lab.client.run(f"rm -r {SHARE}")
 
 
@@ -68,6 +73,18 @@ def test_client_boots_without_its_server_and_mounts_the_share_later(lab, shared)
     assert lab.client.out(f"{MOUNTED} | cut -d' ' -f1; cat {SHARE}/b") == "nfs4\nfrom the server"
 
 
+def test_file_system_in_ram_has_huge_pages_after_a_reboot(lab, shared):
+    """systemd mounts it from /etc/fstab, and makes its folder in the new /run."""
+    kind, options = lab.client.out(f"awk '$2 == \"{RAM}\" {{ print $3, $4 }}' /proc/mounts").split()
+    assert kind == "tmpfs"
+    assert {"nosuid", "nodev", "huge=always", "size=98304k"} <= set(options.split(","))
+    huge = "sed -n 's/^ShmemHugePages: *//p' /proc/meminfo"
+    lab.client.run(f"head -c 33554432 /dev/zero >{RAM}/checkpoint", user="train")
+    pages = lab.client.out(huge)
+    lab.client.run(f"rm {RAM}/checkpoint", user="train")
+    assert int(pages.split()[0]) >= 8192, pages  # kB; the rest may be too fragmented on a small machine
+
+
 def test_mount_survives_a_reboot_of_the_server(lab, shared):
     lab.head.reboot()
     assert lab.head.out("cat /proc/fs/nfsd/threads") == "16"
@@ -90,9 +107,9 @@ def test_hung_mount_is_named_after_its_deadline(lab, shared, clusterctl):
 
 def test_undo_restores_every_file(lab, before, shared, clusterctl):
     lab.client.run(f"rm {SHARE}/[ab]; sudo rm {SHARE}/c", user="train")
-    clusterctl("services", "undo", "nfs")
+    clusterctl("services", "undo", "nfs", "tmpfs")
     for machine, was in zip(lab.machines, before, strict=True):
         assert machine.out(ETC) == was
         assert machine.out(f"ls -d {SHARE} 2>&1 || :").endswith("No such file or directory")
-    assert lab.client.out(MOUNTED) == ""
+    assert lab.client.out(f"{MOUNTED}; grep -c {RAM} /proc/mounts || :") == "0"
     assert lab.head.out("cat /proc/fs/nfsd/threads; exportfs -s; systemctl is-active nfs-server") == "8\nactive"
