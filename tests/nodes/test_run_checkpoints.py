@@ -50,9 +50,8 @@ def test_torn_checkpoint_is_skipped_restart_resumes_and_collect_takes_the_newest
     assert restarted.finish(180) == 0, restarted.output
     page = report(plain_nodes, run, tmp_path / "report.html")
     restarts = re.search(r'id="attempts".*?</section>', page)[0]
-    assert re.search(r"attempt 2 starts from checkpoint-[123][05]</td><td>node02.*(SIGKILL|exited with code)", restarts), (
-        restarts
-    )
+    began = r"attempt 2 starts from checkpoint-[123][05]</td><td>node02.*(SIGKILL|exited with code)"
+    assert re.search(began, restarts), restarts
     assert re.search(r'id="preflight".*?[1-9]\d* <span data-i="v_passed">', page)
     for rank, node in enumerate(plain_nodes.nodes):
         assert f"<td>{node}</td><td>{rank}</td><td>finished" in page
