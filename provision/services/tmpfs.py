@@ -1,9 +1,9 @@
 """tmpfs: a folder in RAM with huge pages, in which ``train --save-to memory`` saves.
 
-The kernel writes to pages of 4 KiB at 2 to 3 GB/s for each process, and to huge ones at 6 to 10 GB/s. They have a mount
-of their own, because with ``huge=always`` a small file, such as a data loader's batch in ``/dev/shm``, may take 2 MiB.
-``huge=within_size`` has no effect on files that grow as they are written in older kernels, such as 6.1: it looks at the
-size that the file has (``shmem_is_huge`` in mm/shmem.c).
+The kernel writes to pages of 4 KiB at 2 to 3 GB/s for each process, and to huge ones at 6 to 10 GB/s. They have a
+separate mount, because with ``huge=always`` a small file, such as a data loader's batch in ``/dev/shm``, may take 2
+MiB. ``huge=within_size`` has no effect on files that grow as they are written in older kernels, such as 6.1: it looks
+at the size that the file has (``shmem_is_huge`` in mm/shmem.c).
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ def _allow_files(connections: int) -> None:
 class Connections:
     """One connection per node, opened on first use and closed at the end of the ``with`` block.
 
-    Any thread may use any node: ``pool[node].run(…)``. A broken connection is opened again on the next use. ``warn`` is
-    told of each jump host that is replaced by another one, in any thread.
+    Any thread may use any node: ``pool[node].run(…)``. A broken connection is opened again on the next use. ``warn``
+    receives a sentence for each jump host that is replaced by another one, in any thread.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ from provision.ssh.proxy import Proxy, ProxyFailedError
 from provision.ssh.wire import HostKeyChanged, HostKeyUnknown, NodeUnreachable, RemoteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from provision.ssh.prompts import Prompts
 
@@ -112,7 +112,7 @@ def in_turn(number: int, hosts: Sequence[T]) -> list[T]:
 class Session:
     """State that the connections of one command share: settings, jump hosts, and the ssh password.
 
-    ``warn`` is told of each jump host that is replaced by another one, in any thread.
+    ``warn`` receives a sentence for each jump host that is replaced by another one, in any thread.
     """
 
     def __init__(
@@ -121,6 +121,7 @@ class Session:
         self.ssh = inventory.ssh
         self._numbers = {node.name: number for number, node in enumerate(inventory.nodes)}
         self._warn = warn
+        self._down: set[str] = set()  # jump hosts that failed, which are tried last
         self._warned: set[str] = set()
         self._questions = Questions(prompts)
         self._jumps: dict[tuple[str, str, int], Any] = {}
@@ -164,24 +165,30 @@ class Session:
         hosts = self.ssh.jump_hosts
         if not hosts or node in hosts:
             return self._log_in(node, None)
-        errors: list[JumpHostFailed | NotReached | _JumpRetry] = []
-        for jump in sorted(in_turn(self._numbers.get(node.name, 0), hosts), key=lambda each: each.name in self._warned):
+        errors: dict[str, JumpHostFailed | NotReached | _JumpRetry] = {}
+        for jump in sorted(in_turn(self._numbers.get(node.name, 0), hosts), key=lambda each: each.name in self._down):
             try:
-                return self._log_in(node, jump)
-            except (JumpHostFailed, NotReached, _JumpRetry) as error:
-                errors.append(error)
-            if sum(isinstance(error, NotReached) for error in errors) == _WAYS:
-                break
-            if not isinstance(errors[-1], NotReached) and len(hosts) > 1:
-                self._replaced(jump, errors[-1])
-        raise _all_failed(node, errors)
+                login = self._log_in(node, jump)
+            except (JumpHostFailed, NotReached, _JumpRetry) as error:  # noqa: PERF203 - a connection costs more
+                errors[jump.name] = error
+                if not isinstance(error, NotReached):
+                    self._down.add(jump.name)
+                elif sum(isinstance(each, NotReached) for each in errors.values()) == _WAYS:
+                    break
+            else:
+                self._report(errors)
+                return login
+        raise _all_failed(node, list(errors.values()))
 
-    def _replaced(self, jump: Node, error: JumpHostFailed | NotReached | _JumpRetry) -> None:
+    def _report(self, errors: Mapping[str, JumpHostFailed | NotReached | _JumpRetry]) -> None:
+        """Warn of each jump host that another one has replaced, once."""
+        failed = {name: error.reason for name, error in errors.items() if not isinstance(error, NotReached)}
         with self._lock:
-            known = jump.name in self._warned
-            self._warned.add(jump.name)
-        if self._warn and not known:
-            self._warn(f"{error.reason}; nodes are reached through the other jump hosts")
+            new = failed.keys() - self._warned
+            self._warned |= new
+        for name in sorted(new):
+            if self._warn:
+                self._warn(f"{failed[name]}; nodes are reached through the other jump hosts")
 
     def _log_in(self, node: Node, jump: Node | None) -> Login:
         try:

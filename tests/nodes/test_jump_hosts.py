@@ -121,8 +121,10 @@ def test_a_jump_host_that_dies_is_replaced_at_the_next_use(inventory, servers):
 def test_an_error_names_the_jump_hosts_if_none_can_be_used(inventory, servers):
     for jump in servers[1:]:
         jump.close()
-    with pytest.raises(NodeUnreachable) as caught:
-        connect(inventory, inventory.nodes[1])
+    warnings = []
+    with Connections(inventory, None, warnings.append) as pool, pytest.raises(NodeUnreachable) as caught:
+        pool[inventory.nodes[1]]
+    assert not warnings  # no other one is used instead
     ports = {each.node("sh").port for each in servers[1:]}
     assert caught.value.reason.count("refuses connections") == 3
     assert all(f"port {port} " in caught.value.reason for port in ports)
