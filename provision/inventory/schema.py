@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from provision import services
 from provision.inventory.document import shown
-from provision.inventory.names import split_target
+from provision.inventory.names import MAX_NODES, split_target
 
 if TYPE_CHECKING:
     from provision.inventory.document import Document, Place
@@ -206,7 +206,7 @@ Targets = Annotated[
         {
             "anyOf": [
                 {"type": "string", "pattern": r"\S"},
-                {"type": "array", "items": {"type": "string"}, "maxItems": 4096},
+                {"type": "array", "items": {"type": "string"}, "maxItems": MAX_NODES},
             ]
         }
     ),

@@ -216,14 +216,14 @@ class Session:
     def _prepare(self, connection: Any, node: Node) -> Any:
         """Replace Fabric's client, which accepts any host key, and share the jump hosts."""
         connection.client = Client(self.ssh, self._questions, node, connection.ssh_config.get("hostkeyalias"))
-        connection.label = connection.label or connection.host
         jump = connection.gateway
         if isinstance(jump, str):
             connection.open_gateway = partial(Proxy, jump)
         if isinstance(jump, _Connection):
+            jump.label = jump.label or jump.host
             known = self._jumps.setdefault((jump.host, jump.user, jump.port), jump)
             if known is jump:
-                self._prepare(jump, Node(f"{node.name}, jump host {jump.label or jump.host}", jump.host))
+                self._prepare(jump, Node(f"{node.name}, jump host {jump.label}", jump.host))
             connection.gateway = known
         return connection
 

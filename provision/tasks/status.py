@@ -27,7 +27,7 @@ from provision.ssh.remote import reading
 from provision.tasks.measures import clock
 from provision.tasks.runs import list_script, listed_runs, run_folder
 from trainer.agent.contract.statuses import LARGEST, PATIENCE
-from trainer.agent.contract.untrusted import is_number
+from trainer.agent.contract.untrusted import finite
 
 if TYPE_CHECKING:
     from provision.session import Outcome, Session
@@ -162,7 +162,7 @@ def read_answer(line: str) -> tuple[str, str, Offset | None] | None:
 
 def _clock(content: Mapping[str, Any]) -> Offset | None:
     times = [content.get(key) for key in ("sent", "taken", "given", "received")]
-    if not all(is_number(each, 1e11, 0.0) for each in times):
+    if not all((finite(each, 1e11) or 0.0) > 0 for each in times):
         return None
     sent, taken, given, received = map(float, times)  # type: ignore[arg-type] # checked above
     low, high = given - received, taken - sent

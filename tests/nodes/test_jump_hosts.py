@@ -24,7 +24,7 @@ from provision.ssh.remote import Connections, HostKeyChanged, HostKeyUnknown, No
 pytestmark = [
     pytest.mark.timeout(200),
     pytest.mark.root,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a private sshd with users of its own"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a private sshd and its users"),
     pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="openssh-server is not installed"),
 ]
 COUNT = 8  # nodes
@@ -93,7 +93,7 @@ def test_a_dead_jump_host_is_routed_around_and_named_once(inventory, servers):
 
 def test_a_jump_host_that_does_not_answer_is_routed_around(inventory, servers):
     stopped = servers[2].process.pid
-    os.kill(stopped, signal.SIGSTOP)  # the kernel accepts the connection, and nobody reads it
+    os.kill(stopped, signal.SIGSTOP)  # the kernel accepts the connection, and no process reads it
     warnings = []
     inventory = replace(inventory, ssh=replace(inventory.ssh, timeout=1))
     try:

@@ -254,7 +254,7 @@ def _check(plan: NodePlan, offers: Offers) -> None:
     """
     for rank, offer in offers.items():
         wrong = checkpoint_offers.problem(offer)
-        if not wrong and not (is_whole(offer.get("processes")) and 0 < offer["processes"] < MOST):
+        if not wrong and not is_whole(offer.get("processes"), MOST, 1):
             wrong = "has no valid number of processes"
         if not wrong and not _port(offer.get("port")):
             wrong = "has an invalid port"
@@ -267,7 +267,7 @@ def _check(plan: NodePlan, offers: Offers) -> None:
 
 
 def _port(value: Any) -> bool:
-    return value is None or (is_whole(value) and 0 < value < 1 << 16)
+    return value is None or is_whole(value, 1 << 16, 1)
 
 
 def _outcome(value: Any) -> bool:
@@ -318,7 +318,7 @@ def check_start(plan: NodePlan, decision: Dict[str, Any], hub: int = 0) -> Dict[
         or not (decision.get("step") is None or is_whole(decision["step"]))
         or not _port(port)
         or not rosters.is_valid(decision, len(plan.data.link.nodes) if plan.data.link else 1)
-        or not (is_whole(decision.get("world_size")) and decision["world_size"] < MOST)
+        or not is_whole(decision.get("world_size"), MOST)
         or not isinstance(copies, dict)
         or not all(isinstance(each, list) and all(map(_copy, each)) for each in copies.values())
         or not isinstance(decision.get("refused", []), list)

@@ -158,8 +158,8 @@ def is_valid(decision: Dict[str, Any], count: int) -> bool:
         return False
     return (
         0 < len(members) == len(processes) == len(set(map(str, members)))
-        and all(is_whole(position) and position < count for position in members)
-        and all(is_whole(each) and 0 < each < 1 << 20 for each in processes)
+        and all(is_whole(position, count) for position in members)
+        and all(is_whole(each, 1 << 20, 1) for each in processes)
         and not any(str(position) in excluded for position in members)
         and isinstance(replaced, list)
         and all(map(_is_replacement, replaced))
