@@ -1,6 +1,6 @@
 """The disk that emulated machines boot from: a small Debian with systemd, its own kernel, kernel NFS and sshd.
 
-    CACHE/machine/<digest>/disk        an ext4 file system, never written to: machines write into overlays that go
+    CACHE/machine/<digest>/disk        an ext4 file system, never written to: each machine has a copy of it
     CACHE/machine/<digest>/kernel      boots it without an initrd: Debian's cloud kernel has ext4 and NVMe built in
     CACHE/machine/<digest>/id          the key that logs in as root and as USER
     CACHE/machine/<digest>/host.pub    the machines' host key
