@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fabric
 import paramiko
@@ -20,20 +20,17 @@ from provision.errors import Reason, UsageError
 from provision.model import Inventory, Node
 from provision.render import quote
 from provision.ssh.client import Client, Questions, Retry, hang_up, text_of
+from provision.ssh.jumps import JumpHostFailed, JumpHosts, JumpRetry, NotReached
 from provision.ssh.proxy import Proxy, ProxyFailedError
 from provision.ssh.wire import HostKeyChanged, HostKeyUnknown, NodeUnreachable, RemoteError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     from provision.ssh.prompts import Prompts
 
-T = TypeVar("T")
-
 ATTEMPTS = 4  # sshd drops connections at random while many are not logged in (MaxStartups 10:30:100)
 _MATCHES = frozenset({"all", "canonical", "final", "host", "originalhost", "user", "localuser", "exec"})
-_WAYS = 2  # jump hosts that answer, but do not reach the node: after so many the node is at fault
-_SHOWN = 3  # jump hosts whose failures an error names
 _STILL = 5.0  # seconds during which a failed jump host is not tried again for another node
 _WAIT = threading.Event()  # never set: a pause between attempts
 
@@ -76,37 +73,12 @@ class _NoChannelError(Exception):
     """A jump host opened no channel to the node; the cause says why."""
 
 
-class JumpHostFailed(NodeUnreachable):
-    """A jump host cannot be used."""
-
-
-class NotReached(NodeUnreachable):
-    """A jump host answers, but does not reach the node."""
-
-
-class _JumpRetry(Retry):
-    """The attempt failed at a jump host."""
-
-
 class Login(NamedTuple):
     """A connection that is logged in."""
 
     transport: paramiko.Transport
     by_key: bool  # keys alone were enough, also on every jump host
     jump: Node | None  # the jump host of the inventory that leads to it
-
-
-def in_turn(number: int, hosts: Sequence[T]) -> list[T]:
-    """The jump hosts of the node with this number, in the order in which they are tried.
-
-    Nodes take turns, also with their second choice: those of a dead jump host are divided among all others.
-    """
-    if not hosts:
-        return []
-    turn, first = divmod(number, len(hosts))
-    others = [*hosts[first + 1 :], *hosts[:first]]
-    start = turn % len(others) if others else 0
-    return [hosts[first], *others[start:], *others[:start]]
 
 
 class Session:
@@ -119,10 +91,7 @@ class Session:
         self, inventory: Inventory, prompts: Prompts | None, warn: Callable[[str], None] | None = None
     ) -> None:
         self.ssh = inventory.ssh
-        self._numbers = {node.name: number for number, node in enumerate(inventory.nodes)}
-        self._warn = warn
-        self._down: set[str] = set()  # jump hosts that failed, which are tried last
-        self._warned: set[str] = set()
+        self._jump_hosts = JumpHosts(inventory, warn)
         self._questions = Questions(prompts)
         self._jumps: dict[tuple[str, str, int], Any] = {}
         self._failed: dict[int, tuple[float, RemoteError]] = {}  # jump hosts: when, and why
@@ -158,37 +127,10 @@ class Session:
                 hang_up(jump.transport)
 
     def _connect(self, node: Node) -> Login:
-        """Connect through the first jump host of the inventory that can be used, or by ssh_config's way.
-
-        A jump host whose key is unknown or has changed is not replaced: that needs a person.
-        """
-        hosts = self.ssh.jump_hosts
-        if not hosts or node in hosts:
+        """Connect through a jump host of the inventory, or by ssh_config's way."""
+        if not self._jump_hosts.lead_to(node):
             return self._log_in(node, None)
-        errors: dict[str, JumpHostFailed | NotReached | _JumpRetry] = {}
-        for jump in sorted(in_turn(self._numbers.get(node.name, 0), hosts), key=lambda each: each.name in self._down):
-            try:
-                login = self._log_in(node, jump)
-            except (JumpHostFailed, NotReached, _JumpRetry) as error:  # noqa: PERF203 - a connection costs more
-                errors[jump.name] = error
-                if not isinstance(error, NotReached):
-                    self._down.add(jump.name)
-                elif sum(isinstance(each, NotReached) for each in errors.values()) == _WAYS:
-                    break
-            else:
-                self._report(errors)
-                return login
-        raise _all_failed(node, list(errors.values()))
-
-    def _report(self, errors: Mapping[str, JumpHostFailed | NotReached | _JumpRetry]) -> None:
-        """Warn of each jump host that another one has replaced, once."""
-        failed = {name: error.reason for name, error in errors.items() if not isinstance(error, NotReached)}
-        with self._lock:
-            new = failed.keys() - self._warned
-            self._warned |= new
-        for name in sorted(new):
-            if self._warn:
-                self._warn(f"{failed[name]}; nodes are reached through the other jump hosts")
+        return self._jump_hosts.log_in(node, partial(self._log_in, node))
 
     def _log_in(self, node: Node, jump: Node | None) -> Login:
         try:
@@ -264,8 +206,8 @@ class Session:
             self._failed[id(jump)] = time.monotonic(), named
             raise named from error
         except Retry as retry:
-            why = retry.reason if isinstance(retry, _JumpRetry) else f"jump host {jump.label}: {retry.reason}"
-            raise _JumpRetry(why, retry.hint) from retry
+            why = retry.reason if isinstance(retry, JumpRetry) else f"jump host {jump.label}: {retry.reason}"
+            raise JumpRetry(why, retry.hint) from retry
         self._failed.pop(id(jump), None)
 
     def _no_channel(self, connection: _Connection, node: Node, error: BaseException | None) -> NodeUnreachable:
@@ -273,11 +215,24 @@ class Session:
         if not jump.transport.is_active():
             return JumpHostFailed(node, Reason(f"jump host {jump.label} closed the connection"))
         if "Timeout" in str(error):
+            if not _answers(jump.transport, self.ssh.timeout):
+                return JumpHostFailed(node, Reason(f"jump host {jump.label} no longer answers"))
             why = f"no answer from {where} through the jump host within {self.ssh.timeout:g} s"
         else:  # paramiko loses the jump host's text if several channels are refused at once
             text = f": {error.text}" if isinstance(error, paramiko.ChannelException) else ""
             why = f"the jump host cannot reach {where}{text}"
         return NotReached(node, Reason.about(why, node.name, connection.host, node.port))
+
+
+def _answers(jump: paramiko.Transport, seconds: float) -> bool:
+    """Whether a jump host whose connection is open still answers: also to a session that it does not allow."""
+    try:
+        jump.open_session(timeout=seconds).close()
+    except paramiko.ChannelException:
+        return True
+    except (paramiko.SSHException, EOFError, OSError):
+        return False
+    return True
 
 
 def _drop_unknown(config: Any) -> None:
@@ -297,16 +252,6 @@ def _by_key(connection: Any) -> bool:
             return False
         connection = connection.gateway
     return True
-
-
-def _all_failed(node: Node, errors: Sequence[JumpHostFailed | NotReached | _JumpRetry]) -> Exception:
-    """The error of a node for which every jump host failed; an attempt that is worth repeating comes first."""
-    first = next((error for error in errors if isinstance(error, _JumpRetry | NotReached)), errors[0])
-    if len(errors) == 1 or not isinstance(first, JumpHostFailed):
-        return first
-    shown = sorted(error.reason for error in errors)
-    more = f"; and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return JumpHostFailed(node, Reason("; ".join(shown[:_SHOWN]) + more), hint=first.hint)
 
 
 def _cause(error: Exception) -> str:

@@ -24,7 +24,7 @@ from provision.errors import ClusterctlError
 from provision.model import Node, Part, Ssh
 from provision.session.session import AT_ONCE, steps_at_once
 from provision.ssh.fanout import fan_out
-from provision.ssh.session import in_turn
+from provision.ssh.jumps import in_turn
 from provision.ssh.wire import NodeUnreachable
 from provision.tasks import check
 from provision.transfer.chain import UNIT, batches

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 import command
 import pytest
 import yaml
-from local_sshd import LocalSshd, make_key
+from local_sshd import LocalSshd, children, make_key
 from training import wait_until
 
 from provision.model import Node
@@ -103,6 +105,38 @@ def test_a_jump_host_that_does_not_answer_is_routed_around(inventory, servers):
         os.kill(stopped, signal.SIGCONT)
     assert len(warnings) == 1
     assert "jump host two: no answer from 127.0.0.1" in warnings[0]
+
+
+def test_a_jump_host_that_hangs_after_it_was_connected_is_routed_around(inventory, servers):
+    inventory = replace(inventory, ssh=replace(inventory.ssh, timeout=1))
+    warnings = []
+    with Connections(inventory, None, warnings.append) as pool:
+        assert pool[inventory.nodes[0]].jump.name == "one"
+        stopped = children(servers[1].process.pid)
+        assert stopped
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            assert {pool[inventory.nodes[number]].jump.name for number in (3, 6)} == {"two", "three"}
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+    assert warnings == ["jump host one no longer answers; nodes are reached through the other jump hosts"]
+
+
+def test_a_node_that_does_not_answer_is_not_the_jump_hosts_fault(inventory):
+    warnings = []
+    with contextlib.ExitStack() as sockets:
+        full = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        silent = replace(inventory.nodes[0], port=full.getsockname()[1])
+        waiting = sockets.enter_context(socket.create_connection(full.getsockname()))  # the kernel drops all others
+        assert waiting
+        inventory = replace(inventory, ssh=replace(inventory.ssh, timeout=1), nodes=(silent, *inventory.nodes[1:]))
+        pool = sockets.enter_context(Connections(inventory, None, warnings.append))
+        with pytest.raises(NodeUnreachable, match=r"no answer from .* through the jump host within 1 s"):
+            pool[silent]
+        assert pool[inventory.nodes[3]].jump.name == "one"
+    assert not warnings
 
 
 def test_a_jump_host_that_dies_is_replaced_at_the_next_use(inventory, servers):

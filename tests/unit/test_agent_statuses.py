@@ -112,7 +112,8 @@ def test_the_clock_is_between_the_bounds_that_the_times_allow():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"sent": "x"}, {"taken": None}, {"given": True}, {"received": float("nan")}, {"taken": 1.0}]
+    "changes",
+    [{"sent": "x"}, {"sent": 0}, {"taken": None}, {"given": True}, {"received": float("nan")}, {"taken": 1.0}],
 )
 def test_times_that_cannot_be_are_no_clock(changes):
     assert read_answer(line(**changes))[2] is None

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.ssh.session import in_turn
+from provision.ssh.jumps import in_turn
 
 
 @given(st.integers(0, 5000), st.integers(0, 40))
