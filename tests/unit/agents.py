@@ -101,6 +101,12 @@ def lives(pid):
     return False
 
 
+def suspend(pid):
+    """Stop a process, and wait until it is stopped: SIGTERM would end one that SIGSTOP has not reached yet."""
+    os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+
+
 def eventually(test, seconds=60.0):
     """Wait until a test is true, for events without a descriptor; returns the test's value."""
     limit = time.monotonic() + seconds

@@ -98,12 +98,12 @@ sys.exit(int(sys.argv[2]))
 @pytest.mark.parametrize("rc", [0, 3])
 def test_a_worker_that_outlives_its_launcher(run, rc):
     assert run.start(LEAVES_ONE.format(""), STUBBORN, rc).exit()["rc"] == rc
-    assert not Path(f"/proc/{run.wait_for('pid')}").exists()
+    assert not lives(run.wait_for("pid"))
 
 
 def test_a_worker_that_wiped_its_environment(run):
     run.start(LEAVES_ONE.format("env={}"), STUBBORN, 0).finish()
-    assert not Path(f"/proc/{run.wait_for('pid')}").exists()
+    assert not lives(run.wait_for("pid"))
 
 
 WAITS_WITH_WORKERS = """

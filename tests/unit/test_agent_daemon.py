@@ -16,7 +16,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 
-from agents import PYTHON, RANK, SAVE, STUBBORN, Run, alive, eventually, lives
+from agents import PYTHON, RANK, SAVE, STUBBORN, Run, alive, eventually, lives, suspend
 
 from trainer.agent import run_files, start, stop
 
@@ -181,8 +181,7 @@ def test_follow_of_a_run_whose_end_was_not_written(run):
 def kill_both(run):
     """Kill both processes as if at one instant: the supervisor is stopped first and cannot report the guard's death."""
     state = run.state()
-    os.kill(state["pid"], signal.SIGSTOP)
-    eventually(lambda: Path(f"/proc/{state['pid']}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    suspend(state["pid"])
     os.kill(state["guard"], signal.SIGKILL)
     os.kill(state["pid"], signal.SIGKILL)
     eventually(lambda: not lives(state["guard"]) and not lives(state["pid"]))
@@ -225,7 +224,7 @@ def test_both_are_killed_and_stop_cleans(run):
 def test_the_next_agent_ends_what_a_killed_one_has_left(run):
     run.plan("import time; time.sleep(600)").begin()
     (pid,) = eventually(run.left)
-    os.kill(pid, signal.SIGSTOP)
+    suspend(pid)
     kill_both(run)
     run.plan("pass").begin()
     assert run.wait_end()["state"] == "finished"
