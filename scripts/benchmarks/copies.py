@@ -36,11 +36,13 @@ LINK, EXCHANGE = 29876, 29877  # ports
 WARM = 20  # steps before the save, which are not counted
 PATIENCE = 600.0  # seconds for a run beyond its own time
 
-# Arguments: the output folder, bytes of this node's part, seconds to train after the save, flush. Writes each step's
-# seconds, and the seconds of the save. The checkpoint is one that the agent knows by its complete.json.
+# Arguments: the output folder, bytes of this node's parts, seconds to train after the save, flush, and how many
+# processes write a part each, as the ranks of a node do. Writes each step's seconds, and the seconds of the save. The
+# checkpoint is one that the agent knows by its complete.json.
 RANK = """
 import json, os, socket, sys, threading, time
 out, size, seconds, flush = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4] == "1"
+writers = int(sys.argv[5])
 rank, (mine, other) = int(os.environ["RANK"]), json.loads(os.environ["ADDRESSES"])
 port, warm, gradients = int(os.environ["PORT"]), int(os.environ["WARM"]), 6 << 20
 peer = None
@@ -71,20 +73,28 @@ def step():
     time.sleep(0.05)  # the device's time
     return time.monotonic() - began
 for _ in range(warm): step()
-part = "part-%d-of-2.safetensors" % rank
+parts = ["part-%d-of-%d.safetensors" % (each, 2 * writers) for each in range((2 if other else 1) * writers)]
 folder, hidden = out + "/iter_20", out + "/saving"
 os.makedirs(hidden)
 block = os.urandom(8 << 20)
+def write(part, size):
+    with open(hidden + "/" + part, "wb") as file:
+        head = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+        file.write(len(head).to_bytes(8, "little") + head)
+        for at in range(0, size, len(block)): file.write(block[:size - at])
+        file.flush()
+        if flush: os.fsync(file.fileno())
 began = time.monotonic()
-with open(hidden + "/" + part, "wb") as file:
-    head = json.dumps({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
-    file.write(len(head).to_bytes(8, "little") + head)
-    for at in range(0, size, len(block)): file.write(block[:size - at])
-    file.flush()
-    if flush: os.fsync(file.fileno())
+others = []
+for part in parts[rank * writers + 1:(rank + 1) * writers]:
+    others.append(os.fork())
+    if not others[-1]:
+        write(part, size // writers)
+        os._exit(0)
+write(parts[rank * writers], size // writers)
+if any(os.waitpid(each, 0)[1] for each in others): raise SystemExit("a part was not written")
 if rank == 0:
     with open(hidden + "/complete.json", "w") as file:
-        parts = ["part-%d-of-2.safetensors" % each for each in range(2 if other else 1)]
         json.dump({"files": dict.fromkeys(parts, 0)}, file)
 os.rename(hidden, folder)
 saved = time.monotonic() - began
@@ -134,6 +144,7 @@ def train(
     flush: bool,
     *,
     huge: bool = False,
+    writers: int = 1,
 ) -> dict[str, Any]:
     """Run the agents to the end. Returns the figures of the rank on rank 0's node. ``huge``: RAM with huge pages."""
     run, token = f"bench-{secrets.token_hex(4)}", secrets.token_hex(16)
@@ -145,7 +156,7 @@ def train(
         home.mkdir()
         target = "{output}" if copies.get("memory") else "out"
         addresses = [ADDRESSES[rank], ADDRESSES[1 - rank]] if names else ["", ""]
-        argv = [sys.executable, "-c", RANK, target, str(size), str(seconds), str(int(flush))]
+        argv = [sys.executable, "-c", RANK, target, str(size), str(seconds), str(int(flush)), str(writers)]
         env = {
             "RANK": str(rank),
             "ADDRESSES": json.dumps(addresses),
@@ -200,19 +211,24 @@ def slowdown(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
 
 def memory(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """How long a save stops the training, with memory and with the disk."""
+    ways: dict[str, dict[str, Any]] = {
+        "disk, flushed": {"copies": {"peers": 0}, "flush": True},
+        "disk": {"copies": {"peers": 0}, "flush": False},
+        "memory": {"copies": {"peers": 0, "memory": True}, "flush": True},
+        "memory, huge pages": {"copies": {"peers": 0, "memory": True}, "flush": True, "huge": True},
+    }
     size = int(given.gigabytes * 1e9)
-    found: dict[str, list[float]] = {"disk, flushed": [], "disk": [], "memory": [], "memory, huge pages": []}
+    found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(given.runs):
-        found["disk, flushed"].append(train(folder, [], size, 1, {"peers": 0}, True)["saved"])
-        found["disk"].append(train(folder, [], size, 1, {"peers": 0}, False)["saved"])
-        for name, huge in (("memory", False), ("memory, huge pages", True)):
-            found[name].append(train(folder, [], size, 1, {"peers": 0, "memory": True}, True, huge=huge)["saved"])
+        for name, way in ways.items():
+            found[name].append(train(folder, [], size, 1, writers=given.writers, **way)["saved"])
     medians = {name: round(statistics.median(each), 3) for name, each in found.items()}
     against = {
         name: {disk: round(medians[name] / medians[disk], 3) for disk in ("disk, flushed", "disk")}
         for name in ("memory", "memory, huge pages")
     }
-    return {"figure": "time a save stops training", "seconds": medians, "each": found, "against": against}
+    figure = "time a save stops training"
+    return {"figure": figure, "writers": given.writers, "seconds": medians, "each": found, "against": against}
 
 
 def main() -> None:
@@ -222,6 +238,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of training after a save")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--rate", default="1gbit", help="of the link, as tc takes it")
+    parser.add_argument("--writers", type=int, default=1, help="processes of a node that write a part each")
     parser.add_argument("--only", default="slowdown,memory")
     parser.add_argument("--work", default="/var/tmp", help="a folder on a disk")
     given = parser.parse_args()

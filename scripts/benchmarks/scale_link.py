@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-PROCESSES = 4  # of spokes
+PROCESSES = max(4, (os.cpu_count() or 1) - 1)  # of spokes; the hub has one for itself
 PATIENCE = 300.0  # seconds for what takes seconds
 AT_ONCE = 16  # spokes of a process that connect
 IDLE = 10.0  # seconds of heartbeats that are measured
