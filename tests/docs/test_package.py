@@ -1,5 +1,6 @@
 """The wheel works in a clean virtual environment: the command starts, and the templates are found."""
 
+import os
 import subprocess
 import sys
 import venv
@@ -28,8 +29,9 @@ def installed(tmp_path_factory):
 
 
 def run(*argv):
-    # From another folder, so that the checkout is not imported.
-    return subprocess.run(argv, check=False, capture_output=True, text=True, cwd="/", timeout=60)
+    # From another folder and without PYTHONPATH, so that the checkout is not imported.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(argv, check=False, capture_output=True, text=True, cwd="/", timeout=60, env=environment)
 
 
 def test_the_command_starts(installed):

@@ -21,8 +21,10 @@ from trainer.agent.keeping.choices import (
     shared_by_all,
     to_remove,
 )
-from trainer.agent.keeping.memory import Ram, deleted, to_drain, why_not
+from trainer.agent.keeping.memory import deleted
+from trainer.agent.keeping.moving import to_drain
 from trainer.agent.keeping.pacing import BURST, LEAST, SHARE, Pacer
+from trainer.agent.keeping.ram import Ram, why_not
 from trainer.agent.link import LinkError
 
 SAVED = 1000

@@ -13,8 +13,9 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 
 from agents import eventually, plan_of
 
-from trainer.agent.keeping import memory as memory_module
-from trainer.agent.keeping.memory import Memory, is_written, rescue
+from trainer.agent.keeping import ram as ram_module
+from trainer.agent.keeping.memory import Memory, rescue
+from trainer.agent.keeping.moving import is_written
 from trainer.agent.run_files import NodePlan
 
 
@@ -189,7 +190,7 @@ def test_a_disk_with_coarse_times_gets_each_file_once(make, disk, monkeypatch):
     def coarse(path, now=None, *, ns=(0, 0)):
         times(path, now) if not any(ns) else times(path, ns=tuple(each // 10**9 * 10**9 for each in ns))
 
-    monkeypatch.setattr(memory_module.os, "utime", coarse)
+    monkeypatch.setattr(os, "utime", coarse)
     memory = make()
     path = save(memory.folder, "checkpoint-1")
     eventually(lambda: is_linked(path / "model.safetensors"))
@@ -230,20 +231,20 @@ def test_a_folder_in_memory_that_is_a_link_is_not_emptied(make, plan, base, disk
 
 
 def test_the_file_system_with_huge_pages_is_used_where_it_is_mounted(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory_module, "HUGE", Path("/proc"))
-    assert memory_module.file_system() == Path("/proc")
-    monkeypatch.setattr(memory_module, "HUGE", tmp_path)
-    assert memory_module.file_system() == memory_module.SHM
-    monkeypatch.setattr(memory_module, "HUGE", tmp_path / "missing")
-    assert memory_module.file_system() == memory_module.SHM
+    monkeypatch.setattr(ram_module, "HUGE", Path("/proc"))
+    assert ram_module.file_system() == Path("/proc")
+    monkeypatch.setattr(ram_module, "HUGE", tmp_path)
+    assert ram_module.file_system() == ram_module.SHM
+    monkeypatch.setattr(ram_module, "HUGE", tmp_path / "missing")
+    assert ram_module.file_system() == ram_module.SHM
 
 
 def test_what_an_agent_left_is_moved_from_both_file_systems(monkeypatch, plan, tmp_path, disk):
     for name in ("HUGE", "SHM"):
         base = tmp_path / name
         base.mkdir()
-        monkeypatch.setattr(memory_module, name, base)
-        folder = memory_module.folder_of(plan, base)
+        monkeypatch.setattr(ram_module, name, base)
+        folder = ram_module.folder_of(plan, base)
         folder.mkdir(parents=True)
         (folder / ".clusterctl").touch()
         (folder / name).write_text(name)
