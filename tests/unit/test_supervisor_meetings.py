@@ -14,7 +14,7 @@ from agents import plan_of
 
 from trainer.agent.link import LinkError
 from trainer.agent.run_files import Events, NodePlan, State
-from trainer.agent.supervisor import supervisor
+from trainer.agent.supervisor import meetings, supervisor
 from trainer.agent.supervisor.control import STOPPING
 from trainer.agent.supervisor.supervisor import END, MEETINGS, READY, Supervisor
 
@@ -74,7 +74,7 @@ def spare(tmp_path, monkeypatch):
     numbers = (*STOPPING, signal.SIGCHLD, signal.SIGUSR1)
     handlers = {number: signal.getsignal(number) for number in numbers}
     monkeypatch.setattr(supervisor, "Link", CancelledLink)
-    monkeypatch.setattr(supervisor, "RELAY", 0.1)
+    monkeypatch.setattr(meetings, "RELAY", 0.1)
     link = {"host": "127.0.0.1", "port": 1, "token": "00" * 16, "nodes": ["n0", "n1", "n2"]}
     link["others"] = [["127.0.0.2", 2], ["127.0.0.3", 3]]
     resume = {"output": "out", "argv": ["resume={checkpoint}"]}

@@ -4,19 +4,17 @@ Each attempt starts with a meeting of all agents, in which the hub chooses the n
 ends with another meeting, in which the hub decides the outcome of the attempt. So all nodes report the same state and
 the same reason. Agents that can no longer meet decide alone.
 
-A run with spares or ``min_nodes`` survives the loss of nodes (``roster.py``): the meetings do without them, and a lost
-hub is replaced (``link/election.py``). A spare takes part in the meetings only.
+A run with spares or ``min_nodes`` survives the loss of nodes (``meetings.py``). A spare takes part in the meetings
+only.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from errno import EDQUOT, ENOSPC
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Set
+from typing import TYPE_CHECKING, Any, Dict, Optional, Set
 
-from ..link import CopyError, DigestError, HolderLostError, HubLostError, LinkError, RefusedLinkError, Tolerance
+from ..link import CopyError, LinkError
 from ..link.link import Link
 from ..lost_gpus import SpareGpus
 from ..notify import RESTART, Notifier
@@ -42,6 +40,8 @@ from .decisions import (
     own_checkpoints,
     saved_step,
 )
+from .meetings import FOREVER, ExcludedError, Meetings
+from .preparing import Preparing
 
 if TYPE_CHECKING:
     from ..keeping.keeper import Keeper
@@ -51,16 +51,10 @@ MEET = 180.0  # seconds in which all agents must meet to start an attempt
 FEWER = 60.0  # the same if a requeued Slurm job lacks nodes, of which one may be the hub's
 SLURM = "Slurm"  # start of ``Stop.who``, if the time of the job is almost over
 SLACK = 15.0  # seconds that a meeting waits beyond the time that ending processes may take
-FOREVER = 10 * 365 * 86400.0  # for a node that has finished, while the others are running
 STEADY = 120.0  # seconds of an attempt after which its failure counts as the first one again
-RELAY = 2.0  # seconds in which the hub's decision arrives
-SILENT = 10.0  # seconds of silence after which a node is lost, once the attempt has failed
-ELECTION = 16.0  # seconds for an election at least; twice ``lost_after`` if that is longer
-ISOLATED = 600.0  # the same for a spare: the run may be undisturbed, and end this spare's isolation
 ROUNDS = 8  # decisions before an attempt: each damaged copy, or lost node with copies, needs another one
 # Numbers of the meetings of an attempt, from its first one on: two for each round, its end, and two for last copies.
 READY, END, LAST, MEETINGS = 1, 2 * ROUNDS, 2 * ROUNDS + 1, 2 * ROUNDS + 3
-UNPREPARED = 5  # of a node with a full disk, after which a spare replaces it
 MORE = 64  # attempts beyond those that the plan and the roster allow, when nodes disagree: then the run fails
 
 _NOTHING: Dict[str, Any] = {"rc": None, "signal": None, "stopped": False, "left": [], "step": None}
@@ -83,19 +77,14 @@ class Supervisor:
         self._link = Link(plan.data, self._control.nudge)
         self._textfile = Textfile(plan, events)
         self._notifier = Notifier(plan)
-        self._roster = rosters.first(plan.data)
-        self._position = plan.rank if plan.data.link is not None else 0
-        self._survives = rosters.survives(plan.data)
+        self._meetings = Meetings(plan, self._control, events, state, self._notifier, self._link)
+        self._preparing = Preparing(plan, self._control, events, state, self._link, self._meetings)
         self._restarted = 0  # attempts that count against ``restarts``
-        self._replaces = False  # the next attempt is no restart
-        self._unprepared = 0  # attempts in a row for which this node could not prepare the checkpoint
         self._last_failure: Optional[Dict[str, Any]] = None  # why the last attempt failed
         self._last: Optional[Dict[str, Any]] = None  # the decision of the last attempt, if all agents have judged it
         self._keeper: Optional[Keeper] = None  # of a spare
-        self._lost_holders: Set[int] = set()  # positions of nodes that were lost in a copy of this attempt
         self._gpus = SpareGpus(self._control.wait)
         self._condemns: Optional[str] = None  # why a spare should replace this node
-        self._over: Optional[str] = None  # why this agent must end although others may continue
         events.listener = self._notifier.take
 
     def run(self) -> int:
@@ -110,8 +99,7 @@ class Supervisor:
             verdict = self._attempts()
             self._finish_copies()
         except LinkError as error:  # rank 0 cannot listen
-            self._control.fail(None, str(error))
-            verdict = self._alone({})
+            verdict = self._alone({}, error)
         try:
             return self._end(verdict)
         finally:
@@ -135,22 +123,22 @@ class Supervisor:
         while True:
             self._events.attempt = number
             self._control.begin()
-            if self._survives:
+            if self._meetings.survives:
                 self._control.members = set()  # the meeting decides who takes part
             verdict = self._pause(failures)
             started = time.monotonic()
             verdict = verdict or self._attempt(number)
             if verdict["state"] != AGAIN:
                 return verdict
-            if number > self._plan.data.attempts + len(self._roster.names) + MORE:
+            if number > self._plan.data.attempts + len(self._meetings.roster.names) + MORE:
                 return dict(verdict, state=FAILED)
-            self._replaces = bool(verdict.get("replaces"))
-            self._restarted += not self._replaces
+            self._meetings.replaces = bool(verdict.get("replaces"))
+            self._restarted += not self._meetings.replaces
             step = -1 if verdict["step"] is None else verdict["step"]
             seconds = time.monotonic() - started
-            failures = 0 if self._replaces else failures_in_row(failures, seconds, new_steps=step > top)
+            failures = 0 if self._meetings.replaces else failures_in_row(failures, seconds, new_steps=step > top)
             top = max(top, step)
-            of = "" if self._survives else " of %d" % self._plan.data.attempts
+            of = "" if self._meetings.survives else " of %d" % self._plan.data.attempts
             text = "attempt %d%s failed: %s" % (number, of, describe_reason(verdict["why"]))
             self._events.emit("notice", kind=RESTART, text=text, why=verdict["why"])
             number += 1
@@ -160,7 +148,7 @@ class Supervisor:
         until = time.monotonic() + (self._plan.data.pause(failures) if failures else 0.0)
         while not self._control.over() and time.monotonic() < until:
             self._control.wait(until - time.monotonic())
-        return self._alone({}) if self._control.over() and not self._survives else None
+        return self._alone({}) if self._control.over() and not self._meetings.survives else None
 
     def _attempt(self, number: int) -> Dict[str, Any]:
         """Run one attempt from meeting to meeting. Returns the verdict (see ``decisions.judge``) with ``saved``."""
@@ -169,22 +157,20 @@ class Supervisor:
         try:
             decision = self._begin(number)
         except (LinkError, CopyError, OSError) as error:
-            self._settle()
-            self._control.fail(None, str(error))
-            return self._alone({})
+            self._meetings.settle()
+            return self._alone({}, error)
         if decision.get("error"):
             why = {"node": decision["node"], "rank": None, "text": decision["error"]}
             return {"state": FAILED, "why": why, "step": None, "saved": False, "replaces": False, "together": True}
         if decision.get("skip"):
             return self._judge(dict(_NOTHING, stopped=self._control.stop is not None))
-        mine = self._position in self._roster.members
         self._state.set(
             checkpoint=decision["checkpoint"],
             port=decision["port"],
             world_size=decision["world_size"],
             step=self._step_at_start(decision),
         )
-        if not mine:
+        if not self._meetings.is_member:
             self._state.set(state="spare")
             return self._judge_as_spare(decision)
         plan = self._plan._replace(data=self._plan_of_attempt(decision))
@@ -203,7 +189,9 @@ class Supervisor:
         if copies is not None:
             from ..keeping.keeper import Keeper  # noqa: PLC0415 - few runs have spares
 
-            self._keeper = Keeper(self._plan, decision, self._control, self._events, self._state, self._position)
+            self._keeper = Keeper(
+                self._plan, decision, self._control, self._events, self._state, self._meetings.position
+            )
             self._keeper.start()
         try:
             verdict = self._judge(dict(_NOTHING, spare=True))
@@ -237,10 +225,10 @@ class Supervisor:
         from ..keeping.keeper import everyone, peers_of  # noqa: PLC0415
 
         members, plan = tuple(decision["members"]), self._plan
-        if self._position in members:
+        if self._meetings.position in members:
             plan = plan._replace(data=self._plan_of_attempt(decision))
         offer = own_checkpoints(plan)
-        tolerance = Tolerance(self._silence, self._roster.enough) if self._survives else None
+        tolerance = self._meetings.tolerance()
         first = self._events.attempt * MEETINGS + LAST
 
         def meet(offer: Any, decide: Any, patience: float, going: Any, number: int) -> Dict[str, Any]:
@@ -248,41 +236,18 @@ class Supervisor:
 
         count = min(peers_of(data.copies), len(everyone(len(self._control.all_nodes), decision)) - 1)
         about = (self._control, self._events, self._state)
-        Finishing(self._plan, self._position, members, decision["world_size"], count, *about).run(offer, meet)
+        Finishing(self._plan, self._meetings.position, members, decision["world_size"], count, *about).run(offer, meet)
 
     def _plan_of_attempt(self, decision: Dict[str, Any]) -> Any:
         """The plan with this attempt's ranks, addresses and port."""
         data = self._plan.data
-        members = rosters.members(self._roster, data, decision["processes"])
+        members = rosters.members(self._meetings.roster, data, decision["processes"])
         interface = None
         if data.needs_interface():
             from ..probe import interface_to  # noqa: PLC0415 - not every launcher needs it
 
             interface = interface_to(members.master or data.env.get("MASTER_ADDR") or "127.0.0.1")
         return data.for_attempt(members, decision["port"], interface)
-
-    def _adopt(self, decision: Dict[str, Any]) -> None:
-        """Adopt the nodes of a decision."""
-        before, self._roster = self._roster, rosters.from_decision(self._roster, decision)
-        roster = self._roster
-        if self._control.account is not None:
-            self._control.account.adopt(self._plan.node, before.nodes, roster.nodes)
-        self._replaces = False
-        if self._survives:
-            self._control.members = set(roster.nodes)
-        self._control.first, self._control.last = roster.members[0], roster.members[-1]
-        self._control.spares = len(roster.ready)
-        reasons = {}
-        for position, why in roster.excluded.items():
-            reasons[position] = "the run continues without %s: %s" % (roster.names[position], why)
-        if self._survives:
-            self._link.exclude(reasons)
-        if self._position == roster.members[0]:
-            for each in decision.get("replaced", ()):
-                about = {"node": each["node"], "rank": each["rank"], "spare": each["by"], "text": each["why"]}
-                self._events.emit("replaced", **about)
-        excluded = {roster.names[position]: why for position, why in sorted(roster.excluded.items())}
-        self._state.set(members=list(roster.nodes), excluded=excluded, hub=self._link.hub)
 
     def _step_at_start(self, decision: Dict[str, Any]) -> Optional[int]:
         """The step that the state shows until the attempt prints one, which it never does if none is left.
@@ -297,13 +262,8 @@ class Supervisor:
     def _started(self) -> Optional[int]:
         """How many agents Slurm has started, if a requeued job has fewer nodes than the run."""
         nodes = os.environ.get("SLURM_STEP_NUM_NODES", "")
-        fewer = self._survives and nodes.isdigit() and int(nodes) < len(self._roster.names)
+        fewer = self._meetings.survives and nodes.isdigit() and int(nodes) < len(self._meetings.roster.names)
         return int(nodes) if fewer else None
-
-    def _going(self) -> bool:
-        """Whether a meeting before an attempt may continue."""
-        self._control.take()
-        return not self._control.over()
 
     def _begin(self, number: int) -> Dict[str, Any]:
         """Meet, and copy the files of the checkpoint that this node lacks.
@@ -311,229 +271,66 @@ class Supervisor:
         Raises:
             LinkError, CopyError, AsideError, OSError: the attempt cannot start.
         """
-        plan = self._plan
+        plan, meetings = self._plan, self._meetings
         resume = plan.data.resuming or number > 1
 
         def offer() -> Dict[str, Any]:
             return dict(offer_start(plan, number, resume), condemned=self._condemns, unfit=self._gpus.lost)
 
         def decide(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
-            return decide_start(plan, offers, number, resume, self._roster, self._reasons(), self._condemned())
+            return decide_start(plan, offers, number, resume, meetings.roster, self._reasons(), self._condemned())
 
         topic = number * MEETINGS
-        self._lost_holders.clear()
-        if self._position not in self._roster.members:
+        self._preparing.begin()
+        if not meetings.is_member:
             self._look_at_gpus(number - 1)
         count = self._started() if number == 1 else None
         for _ in range(ROUNDS):
-            decision = self._meet(topic, offer, decide, MEET if count is None else FEWER, self._going, count)
+            decision = meetings.meet(topic, offer, decide, MEET if count is None else FEWER, meetings.going, count)
             check_start(plan, decision, self._link.hub)
             if decision.get("error") or decision.get("skip"):
                 return decision
-            self._adopt(decision)
-            why = self._roster.excluded.get(self._position)
+            meetings.adopt(decision)
+            why = meetings.roster.excluded.get(meetings.position)
             if why is not None:
-                self._over = "a spare replaces this node: %s" % why
-                raise LinkError(self._over)
-            ready = self._prepare(topic + READY, decision)
+                raise ExcludedError("a spare replaces this node: %s" % why)
+            ready = self._preparing.run(topic + READY, decision, more=self._more)
             if ready is None:
                 return {"skip": True}
             if ready:
                 about = {"checkpoint": decision["checkpoint"], "port": decision["port"]}
                 about.update({"began": self._state.fields["began"]} if number == 1 else {})
                 about.update({"step": decision["step"]} if decision.get("step") is not None else {})
-                self._events.emit("attempt", **about, nodes=list(self._roster.nodes))
+                self._events.emit("attempt", **about, nodes=list(meetings.roster.nodes))
                 return decision
             topic += READY + 1
         raise LinkError("copies of the checkpoint are damaged or lost again and again; see the notices")
 
-    def _prepare(self, topic: int, decision: Dict[str, Any]) -> Optional[bool]:
-        """Move aside and copy what the decision says.
-
-        False: a copy was damaged and removed, or a node that has copies is lost: decide again. None: a failure came
-        first.
-        """
-        plan, first = self._plan, self._position == self._roster.members[0]
-        for text in decision.get("refused", ()) if first else ():
-            self._events.emit("notice", text="checkpoint skipped: %s" % text)
-        copies, aside = decision.get("copy") or {}, decision.get("aside")
-        if not (copies or aside):
-            return True
-        from ..keeping import restoring  # noqa: PLC0415 - rare
-
-        offer: Dict[str, Any] = {}
-        try:
-            if aside and plan.output is not None:
-                self._move_aside(plan.output, aside, report=first)
-            files = [tuple(each) for each in copies.get(str(self._position), [])]
-            offer = self._fetch(files, decision["checkpoint"])
-        except (CopyError, OSError) as error:
-            if not self._tries_again(error):
-                raise
-            offer = {"problem": str(error)}
-        # No program may start before all nodes are ready: they may share the folder.
-        answer = self._meet(topic, lambda: offer, restoring.join, FOREVER, self._going)
-        failed = restoring.failed(answer, len(self._roster.names))
-        if failed is not None:
-            self._control.fail(None, failed[1], self._roster.names[failed[0]])
-        if answer.get("skip") or failed is not None:
-            return None
-        self._unprepared = 0
-        return restoring.drop(plan, restoring.check(answer), self._events) and answer.get("again") is not True
-
-    def _tries_again(self, error: Exception) -> bool:
-        """Whether a checkpoint that this node cannot prepare fails the attempt, and not the run or the node."""
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno not in (ENOSPC, EDQUOT):
-            return False  # a checkpoint that cannot be moved: a person must
-        self._unprepared += 1
-        return self._restarted < self._plan.data.restarts and (not self._survives or self._unprepared <= UNPREPARED)
-
-    def _fetch(self, files: List[Any], checkpoint: Optional[str]) -> Dict[str, Any]:
-        """Copy files of the checkpoint. Returns the offer for the meeting after it, see ``restoring.join``.
-
-        In a run that survives the loss of nodes, a failed copy is a failed attempt. The loss of the node that has the
-        files is none: the hub decides again, without that node.
-
-        Raises:
-            CopyError, OSError: a file could not be copied.
-        """
-        output = self._plan.output
-        if not files or output is None:
-            return {}
-        output.mkdir(parents=True, exist_ok=True)
-        text = "copying %d files of %s" % (len(files), checkpoint)
-        self._events.emit("notice", level="info", text=text)
-        try:
-            self._link.fetch(files, self._going, lost=self._is_lost)
-        except DigestError as error:
-            return {"damaged": [(error.holder, error.source)]}
-        except HolderLostError as error:
-            self._lost_holders.add(error.holder)
-            text = "%s is lost while files of %s are copied from it: the agents choose another copy"
-            self._events.emit("notice", text=text % (self._roster.names[error.holder], checkpoint))
-            return {"again": True}
-        except CopyError as error:
-            if not self._survives:
-                raise
-            self._control.take()  # the node that has them may be lost
-            self._control.fail(None, str(error))
-        return {}
-
-    def _is_lost(self, position: int) -> bool:
-        """Whether to do without the node at a position, whose files are copied.
-
-        The hub may choose a node again that was lost here. Then it is back, and lost only after ``protocol.SILENCE``.
-        """
-        if not self._survives or position in self._lost_holders:
-            return False
-        return self._roster.names[position] in self._control.missing
-
-    def _meet(
-        self,
-        topic: int,
-        offer: Callable[[], Dict[str, Any]],
-        decide: Callable[[Dict[int, Dict[str, Any]]], Dict[str, Any]],
-        patience: float,
-        going: Callable[[], bool],
-        count: Optional[int] = None,
-    ) -> Dict[str, Any]:
-        """Meet, in a run that survives the loss of nodes also without those that are lost.
-
-        Such a run gets ``{"skip": True}`` when a failure comes first. ``count``: how many agents exist.
-        """
-        if not self._survives:
-            return self._link.meet(offer(), decide, patience, going, topic)
-        tolerance = Tolerance(self._silence, self._roster.enough, count)
-        for _ in range(2 + len(self._roster.names)):
-            try:
-                return self._link.meet(offer(), decide, patience, going, topic, tolerance)
-            except HubLostError as error:  # noqa: PERF203 - each round has another hub
-                self._elect(str(error))
-            except RefusedLinkError as error:
-                self._over = str(error)
-                raise
-            except LinkError:
-                self._settle()  # the failure that cancels the meeting may come after its end
-                if self._control.failure is None or self._control.stop is not None or self._control.broken:
-                    raise
-                return {"skip": True}
-        raise LinkError("the agents found no hub that all of them can reach")
-
-    def _elect(self, why: str) -> None:
-        """Find or become another hub.
-
-        Raises:
-            LinkError: there is none.
-        """
-        from ..link.election import Election, order_of  # noqa: PLC0415 - rare
-
-        plan, lost = self._plan, self._link.lose_hub()
-        assert plan.data.link is not None
-        names = plan.data.link.nodes
-        if lost != plan.rank and self._control.takes_part(names[lost]):
-            self._control.fail(None, why, names[lost])
-        self._events.emit("notice", level="info", text="%s; the agents choose another hub" % why)
-        order = order_of(len(names), list(self._roster.excluded), lost if lost != plan.rank else -1)
-        seconds = max(ELECTION, 2 * plan.data.link.lost_after)
-        if plan.rank not in self._roster.members and self._control.failure is None:
-            seconds = max(seconds, ISOLATED)
-
-        def alive() -> bool:
-            self._control.take()
-            return self._control.stop is None and not self._control.broken
-
-        try:
-            spare = plan.rank not in self._roster.members
-            Election(self._link, plan.rank, order, lost, self._roster.enough, alive, spare).run(seconds)
-        except (HubLostError, RefusedLinkError) as error:
-            self._over = str(error)
-            raise LinkError(str(error)) from error
-        self._control.relinked()
-        self._notifier.stands_in = self._link.is_hub
-        self._state.set(hub=self._link.hub)
-
-    def _silence(self) -> float:
-        """Seconds of silence after which a node is lost."""
-        assert self._plan.data.link is not None
-        lost_after = self._plan.data.link.lost_after
-        return min(SILENT, lost_after) if self._control.failure is not None or self._replaces else lost_after
+    @property
+    def _more(self) -> bool:
+        """Whether another attempt may follow a failed one."""
+        return self._restarted < self._plan.data.restarts
 
     def _reasons(self) -> Dict[int, str]:
         """Why nodes are lost, by position, as far as it is known."""
-        known: Set[str] = set(self._roster.names)
+        known: Set[str] = set(self._meetings.roster.names)
         why = self._last_failure
         if why is None or why["node"] not in known:
             return {}
-        return {self._roster.names.index(why["node"]): str(why["text"])}
+        return {self._meetings.roster.names.index(why["node"]): str(why["text"])}
 
     def _condemned(self) -> Dict[int, str]:
         """The node that a spare should replace although its agent is well, by position, with the reason."""
         why = self._last_failure
         return self._reasons() if why is not None and why.get("condemned") is True else {}
 
-    def _move_aside(self, output: Path, aside: Dict[str, Any], *, report: bool) -> None:
-        """Move checkpoints that cannot be used, so that the program does not write over them.
-
-        Raises:
-            AsideError: that failed.
-        """
-        from ..checkpoints.aside import folder_of, move  # noqa: PLC0415 - rare
-
-        kept = output / folder_of(aside["number"])
-        if move(output, aside["number"], aside["names"], aside["pointers"]) or (aside["names"] and kept.is_dir()):
-            self._state.set(kept=str(kept))
-            names = ", ".join(aside["names"][:5]) + (", …" if len(aside["names"]) > 5 else "")
-            if report:
-                self._events.emit("notice", text="moved to %s, so that nothing writes over it: %s" % (kept, names))
-
     def _judge(self, outcome: Dict[str, Any]) -> Dict[str, Any]:
         """Decide the outcome of the attempt with all agents."""
         plan, control = self._plan, self._control
-        more = self._restarted < plan.data.restarts
         is_spare = bool(outcome.get("spare"))
 
         def decide(offers: Dict[int, Dict[str, Any]]) -> Dict[str, Any]:
-            return decide_end(plan, offers, control.failure, more=more, roster=self._roster)
+            return decide_end(plan, offers, control.failure, more=self._more, roster=self._meetings.roster)
 
         def going() -> bool:
             control.take()
@@ -541,7 +338,7 @@ class Supervisor:
                 self._keeper.look()
             if is_spare and control.failure is not None:
                 self._look_at_gpus(self._events.attempt)
-            if self._survives:
+            if self._meetings.survives:
                 return not control.broken and not (is_spare and control.failed_here())
             return not control.broken and not control.lost_nodes()
 
@@ -551,32 +348,26 @@ class Supervisor:
         offer = offer_end(plan, outcome)
         topic = self._events.attempt * MEETINGS + END
         try:
-            verdict = self._meet(topic, lambda: offer, decide, patience if control.over() else FOREVER, going)
+            verdict = self._meetings.meet(topic, lambda: offer, decide, patience if control.over() else FOREVER, going)
             verdict = check_end(plan, verdict, self._link.hub)
         except LinkError as error:
-            self._settle()
-            control.fail(None, str(error))
-            return self._alone(offer)
+            self._meetings.settle()
+            return self._alone(offer, error)
         self._last_failure = verdict["why"] or control.failure
         return dict(verdict, together=True)
 
-    def _alone(self, offer: Dict[str, Any]) -> Dict[str, Any]:
-        """Decide from what this node knows."""
+    def _alone(self, offer: Dict[str, Any], error: Optional[Exception] = None) -> Dict[str, Any]:
+        """Decide from what this node knows, after an error that let the agents meet no more."""
+        if error is not None:
+            self._control.fail(None, str(error))
         stopped = self._control.stop is not None
         failure = self._control.failure
-        if self._over is not None:
-            failure = {"node": self._plan.node, "rank": None, "text": self._over}
+        if isinstance(error, ExcludedError):
+            failure = {"node": self._plan.node, "rank": None, "text": str(error)}
         verdict = judge({0: offer.get("outcome") or dict(_NOTHING, stopped=stopped)}, failure, more=False)
         # Without rank 0's decision its agent may be lost. Two agents that report a failure are better than none.
         self._notifier.stands_in = self._plan.rank == 1 and verdict["state"] == FAILED
         return dict(verdict, saved=saved_step({0: offer}) if verdict["state"] == STOPPED and offer else None)
-
-    def _settle(self) -> None:
-        """Take the messages that came before a meeting failed, and wait a moment for the hub's reason."""
-        self._control.take()
-        until = time.monotonic() + RELAY
-        while not self._link.is_hub and not self._control.over() and time.monotonic() < until:
-            self._control.wait(until - time.monotonic())
 
     def _end(self, verdict: Dict[str, Any]) -> int:
         """Write the end of the run."""
