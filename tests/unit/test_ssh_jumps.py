@@ -62,7 +62,7 @@ def test_a_node_is_reached_through_any_jump_host_that_works(data):
     cluster = Cluster(count, dict.fromkeys(dead, JumpHostFailed))
     for node in NODES:
         assert cluster.reach(node) not in dead
-    # Each is reported once, by whoever met it; afterwards it is tried last.
+    # Each is reported once, and is tried last from then on.
     assert sorted(cluster.warnings) == sorted(
         f"jump host {name} JumpHostFailed; nodes are reached through the other jump hosts" for name in dead
     )
