@@ -94,17 +94,22 @@ def alive(mark):
     return found
 
 
+def state_of(pid):
+    """The letter of a process's state in /proc, or None if there is no such process."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
+    return None
+
+
 def lives(pid):
     """Whether a process exists and is no zombie."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] not in b"ZX"
-    return False
+    return state_of(pid) not in {None, "Z", "X"}
 
 
 def suspend(pid):
     """Stop a process, and wait until it is stopped: SIGTERM would end one that SIGSTOP has not reached yet."""
     os.kill(pid, signal.SIGSTOP)
-    eventually(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    eventually(lambda: state_of(pid) == "T")
 
 
 def eventually(test, seconds=60.0):

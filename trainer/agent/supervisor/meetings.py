@@ -15,14 +15,13 @@ from ..notify import Notifier
 from ..run_files import Events, NodePlan, State
 from . import roster as rosters
 from .control import Control
+from .decisions import Offers
 
 RELAY = 2.0  # seconds in which the hub's decision arrives
 SILENT = 10.0  # seconds of silence after which a node is lost, once the attempt has failed
 ELECTION = 16.0  # seconds for an election at least; twice ``lost_after`` if that is longer
 ISOLATED = 600.0  # the same for a spare: the run may be undisturbed, and end this spare's isolation
 FOREVER = 10 * 365 * 86400.0  # for a node that has finished, while the others are running
-
-Offers = Dict[int, Dict[str, Any]]  # what each agent brings to a meeting, by position
 
 
 class ExcludedError(LinkError):
@@ -114,7 +113,7 @@ class Meetings:
             reasons[position] = "the run continues without %s: %s" % (roster.names[position], why)
         if self.survives:
             self._link.exclude(reasons)
-        if self.position == roster.members[0]:
+        if self.is_first:
             for each in decision.get("replaced", ()):
                 about = {"node": each["node"], "rank": each["rank"], "spare": each["by"], "text": each["why"]}
                 self._events.emit("replaced", **about)
