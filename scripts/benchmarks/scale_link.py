@@ -119,11 +119,12 @@ class _Child:
 class _Agents:
     """All agents of a run, in a few processes; a context manager that ends them."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, most: int | None) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         names = [f"n{rank + 1:04}" for rank in range(count)]
         link = {"host": "127.0.0.1", "port": port, "token": secrets.token_hex(32), "nodes": names, "lost_after": 600.0}
+        link["most"] = most
         self.found: dict[str, float] = {}
         self.hub = _Child([0], link)
         before = self.look()[0]
@@ -162,13 +163,17 @@ def tell(children: Sequence[_Child], *words: Any) -> None:
         child.answer()
 
 
-def measure(count: int) -> dict[str, float]:
+def measure(count: int, most: int | None = None) -> dict[str, float]:
     """What the hub of ``count`` nodes needs.
+
+    Args:
+        count: the agents, with the hub's.
+        most: so many are connected to the hub, which serve the others; None: what a run has.
 
     Returns:
         By name: seconds of wall and of the hub's CPU time, its memory in MB and its file descriptors.
     """
-    with _Agents(count) as agents:
+    with _Agents(count, most) as agents:
         everyone, found = [agents.hub, *agents.others], agents.found
         agents.measure("meet", everyone, "meet")
         agents.measure("meet again", everyone, "meet")

@@ -20,7 +20,8 @@ from agents import plan_of
 
 from trainer.agent.link import LinkError, copies
 from trainer.agent.link.endpoint import Peer
-from trainer.agent.link.hub import BURST, LEAST, RATE, ROOM, SHARE, Allowance, PendingConnection, PendingConnections
+from trainer.agent.link.door import ROOM, SHARE, PendingConnection, PendingConnections
+from trainer.agent.link.hub import BURST, LEAST, RATE, Allowance
 from trainer.agent.link.link import Link
 from trainer.agent.link.protocol import (
     HEAD,
@@ -155,8 +156,8 @@ STRANGE = [
     b'{"link":1,"rank":1,"run":"\\ud800","nonce":"\\ud800"}\n',
     b'{"link":1,"rank":[],"run":{}}\n',
     b"\0" * 4096,
-    b"clusterctl-link 2 r 99999999999999999999999 " + b"0" * 32 + b"\n",
-    b"clusterctl-link 2 r 1 " + b"0" * 32 + b"\n" + b"\xff" * 64 + b"\n",
+    b"clusterctl-link 3 r 99999999999999999999999 " + b"0" * 32 + b"\n",
+    b"clusterctl-link 3 r 1 " + b"0" * 32 + b"\n" + b"\xff" * 64 + b"\n",
 ]
 
 
@@ -204,9 +205,9 @@ def test_an_address_that_floods_connections_does_not_stop_nodes_from_joining(run
     agents = run(2)
     hub = agents.start(0).endpoint
     over, opened = threading.Event(), []
-    evicted, turned_away = [], hub.reject
+    evicted, turned_away = [], hub.door.reject
     monkeypatch.setattr(
-        hub, "reject", lambda newcomer, why: (evicted.append(newcomer.address), turned_away(newcomer, why))
+        hub.door, "reject", lambda newcomer, why: (evicted.append(newcomer.address), turned_away(newcomer, why))
     )
 
     def churn():
@@ -432,7 +433,8 @@ def test_exception_in_one_connection_closes_only_that_connection(run, monkeypatc
 
     monkeypatch.setattr(Peer, "take", take)
     hub = agents.links[0].endpoint
-    eventually(lambda: failed and hub.peers[1].connection not in (None, failed[0]))  # with the next heartbeat
+    agents.links[1].send("news")
+    eventually(lambda: failed and hub.peers[1].connection not in (None, failed[0]))
     assert works(agents)
     assert "ZeroDivisionError: a mistake" in capfd.readouterr().err
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hides no module
 from agents import plan_of  # noqa: E402
 
-from trainer.agent.link import LinkError, endpoint, spoke  # noqa: E402
+from trainer.agent.link import LinkError, door, endpoint, meeting, spoke  # noqa: E402
 from trainer.agent.link import hub as hubs  # noqa: E402
 from trainer.agent.link import link as links  # noqa: E402
 from trainer.agent.link.endpoint import WAITING, Peer  # noqa: E402
@@ -68,10 +68,10 @@ def free_port(host="127.0.0.1"):
 class Cluster:
     """Plans of one run, and the links that a test has made of them."""
 
-    def __init__(self, count, host="127.0.0.1", lost_after=60.0):
+    def __init__(self, count, host="127.0.0.1", lost_after=60.0, most=None):
         self.names = [f"n{rank}" for rank in range(count)]
         self.link = {"host": host, "port": free_port(host), "token": TOKEN, "nodes": self.names}
-        self.link["lost_after"] = lost_after
+        self.link.update(lost_after=lost_after, most=most)
         self.links = {}
         self.children = []
 
@@ -127,12 +127,13 @@ class Cluster:
                 thread.join(20)
 
 
-@pytest.fixture
+@pytest.fixture(params=[None, 1], ids=["all to the hub", "through one"])
 def cluster(request):
+    """Makes clusters: all agents are connected to the hub, or one is, and passes on the frames of the others."""
     made = []
 
     def make(*arguments, **options):
-        made.append(Cluster(*arguments, **options))
+        made.append(Cluster(*arguments, **{"most": request.param} | options))
         return made[-1]
 
     yield make
@@ -181,7 +182,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     made = Clock()
-    for module in (endpoint, hubs, spoke):
+    for module in (endpoint, door, hubs, meeting, spoke):
         monkeypatch.setattr(module, "time", made)
     monkeypatch.setattr(endpoint, "TICK", 0.01)
     monkeypatch.setattr(endpoint, "HURRY", 0.01)
@@ -228,8 +229,7 @@ def kinds(link):
 
 
 def test_sixteen_agents_meet_at_once_and_all_get_the_decision_of_rank_0(cluster, monkeypatch):
-    for module in (hubs, spoke):
-        monkeypatch.setattr(module, "LOOK", 600.0)  # waiting threads do not poll: a message wakes them
+    monkeypatch.setattr(meeting, "LOOK", 600.0)  # waiting threads do not poll: a message wakes them
     agents = cluster(16)
     asked = []
     for rank in reversed(range(16)):  # rank 0 comes last
@@ -313,7 +313,7 @@ def test_a_missing_node_is_named_with_the_nodes_that_joined(cluster):
     agents.start(1)
     with socket.create_connection(("127.0.0.1", agents.link["port"])) as scanner:
         scanner.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        eventually(lambda: hub.endpoint.rejections)
+        eventually(lambda: hub.endpoint.door.rejections)
         results = agents.meet(patience=0.1, before_rank_0=lambda: 1 in hub.meeting.offers)
     port = agents.link["port"]
     assert str(results[0]) == (
@@ -406,7 +406,7 @@ def test_a_wrong_token_is_reported_on_both_sides_and_disturbs_no_other_node(clus
     hub = agents.start(0)
     agents.start(1)
     stranger = agents.start(2, token="f" * 64)
-    eventually(lambda: hub.endpoint.rejections and stranger.endpoint.why)
+    eventually(lambda: hub.endpoint.door.rejections and stranger.endpoint.why)
     del agents.links[2]
     results = agents.meet(patience=0.1)
     with pytest.raises(LinkError, match="does not know this run's token"):
@@ -416,7 +416,7 @@ def test_a_wrong_token_is_reported_on_both_sides_and_disturbs_no_other_node(clus
 
 
 def test_garbage_and_half_open_connections_are_dropped_and_do_not_disturb(cluster, monkeypatch):
-    monkeypatch.setattr(hubs, "DEADLINE", 600.0)  # no pending connection's time is up
+    monkeypatch.setattr(door, "DEADLINE", 600.0)  # no pending connection's time is up
     agents = cluster(2)
     hub = agents.start(0)
     where = ("127.0.0.1", agents.link["port"])
@@ -432,7 +432,7 @@ def test_garbage_and_half_open_connections_are_dropped_and_do_not_disturb(cluste
             caller.settimeout(PATIENCE)
             with contextlib.suppress(ConnectionResetError):
                 assert caller.recv(100) == b""  # dropped at once; the first to make room
-        for newcomer in hub.endpoint.pending:
+        for newcomer in hub.endpoint.door.pending:
             newcomer.deadline = 0.0
         callers[-4].settimeout(PATIENCE)
         with contextlib.suppress(ConnectionResetError):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple, Type, Union
 
@@ -39,6 +40,7 @@ CHECKPOINT = "{checkpoint}"  # in ``resume``: the path of the checkpoint that th
 # The same in parts, for programs that want them separately: its folder, its name there (DeepSpeed's tag), its step.
 PLACES = (CHECKPOINT, "{folder}", "{name}", "{tag}", "{step}")
 _PLACE = re.compile("|".join(map(re.escape, PLACES)))
+STAR = 64  # nodes of a run whose agents are all connected to the hub
 _RANKS = 1 << 20
 _LONG = 1e9  # seconds
 
@@ -58,6 +60,7 @@ class Link(NamedTuple):
         lost_after: seconds of silence after which a node counts as lost.
         others: address and port of the agents of the other nodes, in the order of ``nodes``. With them the run survives
             the loss of a node, see ``supervisor/roster.py``; empty: it ends when a node is lost.
+        most: agents that are connected to the hub itself; None: see ``width``.
     """
 
     host: str
@@ -66,6 +69,18 @@ class Link(NamedTuple):
     nodes: Tuple[str, ...]
     lost_after: float = 60.0
     others: Tuple[Tuple[str, int], ...] = ()
+    most: Optional[int] = None
+
+    @property
+    def width(self) -> int:
+        """How many agents are connected to the hub; the others are connected to these, see ``link/relay.py``.
+
+        Up to ``STAR`` nodes: all. Beyond, as many as each of them serves: the square root of their number.
+        """
+        if self.most is not None:
+            return self.most
+        count = len(self.nodes)
+        return count if count <= STAR else math.isqrt(count - 1) + 1
 
     def address(self, position: int) -> Tuple[str, int]:
         """Address and port of the agent of a node, by its position in ``nodes``."""
@@ -491,6 +506,7 @@ _LINK: Dict[str, Reader] = {
     "nodes": _texts,
     "lost_after": _seconds,
     "others": _addresses,
+    "most": _or_null(_whole(1, _RANKS)),
 }
 _COPIES: Dict[str, Reader] = {
     "peers": _or_null(_whole(0, COPIES)),

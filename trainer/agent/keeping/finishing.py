@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Set, Tuple
 from ..contract import offers as checkpoint_offers
 from ..contract.plan import LAST_COPIES as LIMIT
 from ..contract.untrusted import is_whole
-from ..link import CopyError, LinkError
+from ..link import CopyError, LinkError, Offers
 from ..link.copies import lower_priority
 from ..link.direct import Direct
 from ..run_files import Events, NodePlan, State
@@ -33,7 +33,6 @@ LOOK = 0.25  # seconds between looks for a reason to end
 SLACK = 5.0  # seconds beyond the limit for the last meeting
 AGAIN = 2  # stop requests that came here: the first one ended the program
 
-Offers = Dict[int, Dict[str, Any]]
 # Meets with all agents: this one's offer, the decision of the hub, the seconds, whether to continue, which meeting.
 Meet = Callable[[Dict[str, Any], Callable[[Offers], Dict[str, Any]], float, Callable[[], bool], int], Dict[str, Any]]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Optional, Set
+from typing import Any, Callable, Dict, NamedTuple, Optional, Set
+
+Offers = Dict[int, Dict[str, Any]]  # of a meeting, by the agent's position
 
 
 class LinkError(Exception):

@@ -5,8 +5,10 @@ connection. The receiver drops duplicates by their number. So a connection may b
 lost or delivered twice. In the frames::
 
     {"n": 7, "m": {…}}     message 7
-    {"ack": 7}             everything up to 7 has arrived; also the heartbeat, once a second
+    {"ack": 7}             everything up to 7 has arrived
     {"bye": true}          this agent ends on purpose
+
+An empty frame is the heartbeat, once a second. ``relay.py`` has the frames of agents that pass on those of others.
 """
 
 from __future__ import annotations
@@ -18,11 +20,23 @@ import socket
 import sys
 import threading
 import time
-from typing import Any, Callable, Deque, Dict, List, Optional, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Tuple, Union
 
 from ..contract.plan import Link, Plan
 from ..contract.untrusted import whole
-from .protocol import MESSAGE, READ, Connection, EndedError, InvalidMessageError, RefusedError, UnknownPeerError, encode
+from .protocol import (
+    MESSAGE,
+    READ,
+    ROUTED,
+    Connection,
+    EndedError,
+    InvalidMessageError,
+    RefusedError,
+    Route,
+    UnknownPeerError,
+    encode,
+    parse,
+)
 
 TICK = 0.25  # seconds between looks at the clock
 HURRY = 0.05  # the same, while a connection is missing
@@ -148,7 +162,8 @@ class Peer:
     def __init__(self, rank: int, node: str) -> None:
         self.rank = rank
         self.node = node
-        self.connection: Optional[Connection] = None
+        self.connection: Optional[Union[Connection, Route]] = None
+        self.relays: Optional[int] = None  # the port at which it would pass on the frames of others
         self.instance = ""  # the id of its process; empty: it has never connected
         self.address = ""
         self.received = 0  # the highest number that it sent
@@ -193,7 +208,9 @@ class Peer:
         for body in kept:
             self.queue(body)
 
-    def attach(self, connection: Connection, received: int, now: float) -> Optional[Connection]:
+    def attach(
+        self, connection: Union[Connection, Route], received: int, now: float
+    ) -> Optional[Union[Connection, Route]]:
         """Continue over a new connection, after message ``received``. Returns the old connection, for closing."""
         before, self.connection = self.connection, connection
         received = min(received, self._number)
@@ -231,9 +248,11 @@ class Peer:
             if number > self._written:
                 connection.send_frame(b'{"n":%d,"m":' % number, body, b"}")
                 self._written = number
-        if self._last_ack != self.received or (beat and not connection.waiting):
+        if self._last_ack != self.received:
             connection.send_frame(encode({"ack": self.received}))
             self._last_ack = self.received
+        elif beat and not connection.waiting:
+            connection.beat()
 
     def exclude(self) -> None:
         """Forget what waits for the peer: it no longer belongs to the run."""
@@ -333,12 +352,12 @@ class End:
     def say_goodbye(self) -> None:
         """End all connections on purpose, in the link's thread. No new one is made."""
         self._over = True
-        for peer in self.peers.values():
-            connection = peer.connection
+        for peer in sorted(self.peers.values(), key=lambda peer: isinstance(peer.connection, Connection)):
+            connection = peer.connection  # those through others first: they need the connections of these
             if connection is not None:
                 with contextlib.suppress(EndedError):
                     connection.send_frame(encode({"bye": True}))
-                    connection.flush()
+                    connection.carrier.flush()
                 peer.detach(by_peer=False, now=time.monotonic())
                 self._cut(connection)
 
@@ -346,7 +365,7 @@ class End:
         self._flushed.set()
         self._deliver({"kind": "broken", "text": "%s: %s" % (type(error).__name__, error)})
 
-    def _lose(self, connection: Connection, error: Exception) -> None:
+    def _lose(self, connection: Union[Connection, Route], error: Exception) -> None:
         """End one connection after a failure, and log the failure. Other connections continue.
 
         The loop calls this with the exception of a connection's handler. An exception that is not the link's own is a
@@ -363,15 +382,19 @@ class End:
         by_peer = isinstance(error, EndedError) and error.by_peer
         if peer is None:
             self._lose_unknown(connection, error)
-        elif by_peer:
+        elif by_peer and isinstance(connection, Connection):
             with contextlib.suppress(EndedError, InvalidMessageError):
                 while connection.fill():  # its last messages
                     self._receive(peer, connection)
         if peer is not None and peer.connection is connection:
-            peer.detach(by_peer, time.monotonic())
+            self._detach(peer, by_peer)
         self._cut(connection)
 
-    def _lose_unknown(self, connection: Connection, error: Exception) -> None:
+    def _detach(self, peer: Peer, by_peer: bool) -> None:
+        """Record that the connection of a peer ended; ``by_peer``: its kernel closed it."""
+        peer.detach(by_peer, time.monotonic())
+
+    def _lose_unknown(self, connection: Union[Connection, Route], error: Exception) -> None:
         """Handle the loss of a connection that belongs to no peer yet."""
         raise NotImplementedError
 
@@ -383,8 +406,9 @@ class End:
                 sys.stderr.write("agent: the link: " + text)
                 sys.stderr.flush()
 
-    def _cut(self, connection: Connection) -> None:
-        self.loop.forget(connection)
+    def _cut(self, connection: Union[Connection, Route]) -> None:
+        if isinstance(connection, Connection):
+            self.loop.forget(connection)
         connection.close()
 
     def _send(self, peer: Peer, body: bytes) -> None:
@@ -396,22 +420,22 @@ class End:
         for peer in self.peers.values():
             self._send(peer, body)
 
-    def _attach(self, peer: Peer, connection: Connection, received: int) -> None:
+    def _attach(self, peer: Peer, connection: Union[Connection, Route], received: int) -> None:
         before = peer.attach(connection, received, time.monotonic())
         if before is not None:
             self._cut(before)
         self._pump(peer)
 
     def _pump(self, peer: Peer, beat: bool = False) -> None:
-        connection = peer.connection
-        if connection is None:
+        if peer.connection is None:
             return
+        carrier = peer.connection.carrier
         try:
             peer.pump(beat)
-            connection.flush()
-            self.loop.watch(connection, lambda events: self._ready(peer, connection, events))
+            carrier.flush()
+            self.loop.watch(carrier, lambda events: self._ready(peer, carrier, events))
         except Exception as error:  # noqa: BLE001 - see _lose
-            self._lose(connection, error)
+            self._lose(carrier, error)
 
     def _ready(self, peer: Peer, connection: Connection, events: int) -> None:
         if events & selectors.EVENT_READ:
@@ -424,15 +448,26 @@ class End:
         self._pump(peer)
 
     def _receive(self, peer: Peer, connection: Connection) -> None:
-        """Handle all complete messages."""
+        """Handle all complete frames."""
         while peer.connection is connection:  # a message may have ended it
-            line = connection.message()
-            if line is None:
+            payload = connection.payload()
+            if payload is None:
                 return
             peer.last_arrival = time.monotonic()
-            message = peer.take(line)
-            if message is not None:
-                self._handle(peer, message)
+            if payload.startswith(ROUTED):
+                self._take_routed(peer, connection, payload)
+            elif payload:
+                self._take(peer, parse(payload))
+
+    def _take(self, peer: Peer, line: Dict[str, Any]) -> None:
+        """Handle a line of a peer."""
+        message = peer.take(line)
+        if message is not None:
+            self._handle(peer, message)
+
+    def _take_routed(self, peer: Peer, carrier: Connection, payload: bytes) -> None:
+        """Handle a payload that ``peer`` passes on, or is to pass on."""
+        raise NotImplementedError
 
     def _handle(self, peer: Peer, message: Dict[str, Any]) -> None:
         """Handle a message of a peer."""

@@ -52,8 +52,9 @@ from . import LinkError, Tolerance
 
 if TYPE_CHECKING:
     from .copies import Copies, Wanted
-    from .hub import Hub, HubMeeting
-    from .spoke import Spoke, SpokeMeeting
+    from .hub import Hub
+    from .meeting import HubMeeting, SpokeMeeting
+    from .spoke import Spoke
 
 UNTAKEN = 20_000  # messages that wait for ``take``; more are dropped
 TICKET = 64  # characters
@@ -126,8 +127,9 @@ class Link:
     def _open(self, position: int, lost: Optional[Set[int]]) -> None:
         import secrets  # noqa: PLC0415 - see start
 
-        from .hub import Hub, HubMeeting  # noqa: PLC0415
-        from .spoke import Spoke, SpokeMeeting  # noqa: PLC0415
+        from .hub import Hub  # noqa: PLC0415
+        from .meeting import HubMeeting, SpokeMeeting  # noqa: PLC0415
+        from .spoke import Spoke  # noqa: PLC0415
 
         plan, link = self._plan, self._plan.link
         assert link is not None

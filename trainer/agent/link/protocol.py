@@ -3,8 +3,8 @@
 Both ends prove that they know the run's token, and never send it. The handshake has three lines of ASCII in a fixed
 form, which are never parsed as JSON::
 
-    caller  clusterctl-link 2 RUN RANK NONCE
-    host    clusterctl-link 2 NONCE PROOF
+    caller  clusterctl-link 3 RUN RANK NONCE
+    host    clusterctl-link 3 NONCE PROOF
     caller  PROOF
 
 A nonce is 16 random bytes in hex. A proof is the HMAC-SHA-256 with the token over the side's role and the raw bytes of
@@ -23,7 +23,8 @@ Everything after the handshake is a frame::
 Each direction has its own key, from the token and the three lines, and counts its frames from 0. A frame that another
 host changed, injected, repeated, dropped or reordered has a wrong MAC, and the connection ends. A payload is parsed
 only after its MAC is verified. The first frames are the caller's ``{"rank", "instance", "purpose", …}`` and the host's
-``{"welcome": true, …}`` or ``{"refused": why}``.
+``{"welcome": true, …}``, ``{"refused": why}`` or ``{"through": [address, port]}``. An empty frame is a heartbeat. A
+payload ``@CHANNEL …`` is the frame of another agent that this connection passes on, see ``relay.py``.
 
 ``Connection`` never blocks, for the agents' messages. ``Stream`` blocks, for files.
 
@@ -43,7 +44,7 @@ import secrets
 import socket
 import struct
 import time
-from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Union
+from typing import Any, Callable, Deque, Dict, NamedTuple, Optional, Tuple, Union
 
 from ..contract.untrusted import UntrustedError, parse_object
 from . import CopyError
@@ -157,9 +158,18 @@ class Connection:
         self._out: Deque[memoryview] = collections.deque()
         self.unread = bytearray()
 
+    @property
+    def carrier(self) -> Connection:
+        """The connection itself; see ``Route``."""
+        return self
+
     def fileno(self) -> int:
         """The descriptor, for a selector."""
         return self.sock.fileno()
+
+    def beat(self) -> None:
+        """Queue a heartbeat."""
+        self.send_frame(b"")
 
     def send(self, *parts: bytes) -> None:
         """Queue bytes without copying them; ``flush`` writes them."""
@@ -254,6 +264,54 @@ class Connection:
     def close(self) -> None:
         """Close the connection; unwritten bytes are lost."""
         self.sock.close()
+
+
+class Route:
+    """The hub's connection to an agent through another one, which passes its frames on; used like a ``Connection``.
+
+    ``carrier`` is the connection to that other one, which has numbered the routes through it: ``channel``.
+    """
+
+    def __init__(self, carrier: Connection, channel: int) -> None:
+        self.carrier = carrier
+        self.channel = channel
+
+    @property
+    def waiting(self) -> int:
+        """Bytes to write on the carrier."""
+        return self.carrier.waiting
+
+    def send_frame(self, *payload: bytes) -> None:
+        """Queue one frame; its payload is given in parts."""
+        self.carrier.send_frame(routed(self.channel), *payload)
+
+    def beat(self) -> None:
+        """Nothing: the agent in between sends the heartbeats of its routes, both ways."""
+
+    def close(self) -> None:
+        """Let the agent in between close the route."""
+        self.carrier.send_frame(encode({"close": self.channel}))
+
+
+ROUTED = b"@"  # starts no JSON
+_CHANNEL = re.compile(rb"@([0-9]{1,9}) ")
+
+
+def routed(channel: int) -> bytes:
+    """The start of a payload that is passed on."""
+    return b"@%d " % channel
+
+
+def split_routed(payload: bytes) -> Tuple[int, bytes]:
+    """The channel, and the payload that is passed on.
+
+    Raises:
+        InvalidMessageError: there is none.
+    """
+    found = _CHANNEL.match(payload)
+    if found is None:
+        raise InvalidMessageError("sent a frame without a channel")
+    return int(found.group(1)), payload[found.end() :]
 
 
 def _ended(error: OSError) -> EndedError:
@@ -360,7 +418,7 @@ HELLO = 512  # bytes of a line before the other end is authenticated
 CLAIM = 4096  # bytes of the caller's first frame, and of the answer to it
 DEADLINE = 5.0  # seconds for the whole handshake
 
-_NAME = b"clusterctl-link 2 "
+_NAME = b"clusterctl-link 3 "
 _FIRST = re.compile(_NAME + rb"([!-~]{1,200}) ([0-9]{1,6}) [0-9a-f]{32}\n")
 _SECOND = re.compile(_NAME + rb"[0-9a-f]{32} ([0-9a-f]{64})\n")
 _THIRD = re.compile(rb"([0-9a-f]{64})\n")

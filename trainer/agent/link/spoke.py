@@ -1,4 +1,7 @@
-"""The link's end of every agent except the hub's: it connects to the hub, and reconnects until the link is closed."""
+"""The link's end of every agent except the hub's: it connects to the hub, and reconnects until the link is closed.
+
+The hub may send it to another agent, through which it is connected then; see ``relay.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,12 @@ import errno
 import os
 import selectors
 import socket
-import threading
 import time
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Optional, Tuple, Union
 
 from ..contract.plan import Link, Plan
 from ..contract.untrusted import whole
-from . import HubLostError, LinkError, RefusedLinkError, Tolerance
-from .endpoint import LOOK, End, Peer
+from .endpoint import BEAT, End, Peer
 from .protocol import (
     CLAIM,
     DEADLINE,
@@ -23,14 +24,17 @@ from .protocol import (
     Connection,
     InvalidMessageError,
     RefusedError,
+    Route,
     UnknownPeerError,
     check_welcome,
     encode,
 )
+from .relay import Relay, address_of
 
 SOON = 0.05  # seconds before the second try; doubled each time
 LATER = 0.5  # at most
 STALE = 5.0  # seconds of silence before a second connection; the first is kept until data arrives on one of them
+STALE_RELAY = 2.5 * BEAT  # the same through another agent: less than any ``lost_after``
 
 
 def reason(error: OSError, place: str) -> str:
@@ -50,11 +54,12 @@ def no_answer(place: str) -> str:
 
 
 class _Try:
-    """A connection attempt."""
+    """A connection attempt; ``relayed``: to another agent, which passes the frames on."""
 
-    def __init__(self, connection: Connection, caller: Caller) -> None:
+    def __init__(self, connection: Connection, caller: Caller, relayed: bool) -> None:
         self.connection = connection
         self.caller = caller
+        self.relayed = relayed
         self.deadline = time.monotonic() + DEADLINE
         self.connected = False
 
@@ -88,6 +93,11 @@ class Spoke(End):
         self.attempt: Optional[_Try] = None
         self._next = 0.0
         self._pause = SOON
+        self._direct = False  # no connection was possible to an agent to which the hub has sent this one
+        self.relayed = False  # the connection leads through another agent
+        self._hub_closed = False  # that one says that the hub's kernel closed its connection
+        many = len(link.nodes) - 1 > link.width
+        self._relay = Relay(self.loop, self.token, len(link.nodes), self.hub, self._pump_hub) if many else None
 
     def _handle(self, _: Peer, message: Dict[str, Any]) -> None:
         if message.get("kind") not in ("broken", "refused"):  # only this agent's own link reports these
@@ -96,9 +106,44 @@ class Spoke(End):
     def _news(self, _: Peer, message: Dict[str, Any]) -> None:
         self._deliver(message)
 
+    def _pump_hub(self) -> None:
+        self._pump(self.hub)
+
+    def _take(self, peer: Peer, line: Dict[str, Any]) -> None:
+        channel = whole(line.get("close"))
+        if channel is not None and self._relay is not None:
+            self._relay.close_channel(channel)
+        if line.get("closed") is True and self.relayed:
+            self._hub_closed = True
+        super()._take(peer, line)
+
+    def _take_routed(self, _: Peer, __: Connection, payload: bytes) -> None:
+        if self._relay is not None:
+            self._relay.pass_down(payload)
+
+    def tick(self, now: float, late: float) -> bool:
+        """Tick as ``End.tick``, also for the agents that this one serves."""
+        beaten = self._beaten
+        soon = super().tick(now, late)
+        if self._relay is not None:
+            self._relay.tick(now, self._beaten != beaten)
+        return soon
+
+    def _detach(self, peer: Peer, by_peer: bool) -> None:
+        # Only the relay's process has ended, unless it has said that the hub's did.
+        by_peer = self._hub_closed if self.relayed else by_peer
+        super()._detach(peer, by_peer)
+        if self._relay is not None:
+            self._relay.end(hub_closed=by_peer)
+
     def say_goodbye(self) -> None:
         """End the connection, or the attempt to make one."""
         super().say_goodbye()
+        self._end()
+
+    def _end(self) -> None:
+        if self._relay is not None:
+            self._relay.stop()
         if self.attempt is not None:
             self._cut(self.attempt.connection)
             self.attempt = None
@@ -107,26 +152,33 @@ class Spoke(End):
         if self._over:
             return False
         if self.attempt is not None:
-            if self.hub.connection is not None and now - self.hub.last_arrival < STALE:
+            if self.hub.connection is not None and now - self.hub.last_arrival < self._stale:
                 self._cut(self.attempt.connection)  # data arrived on the old connection again
                 self.attempt = None
             elif now > self.attempt.deadline:
                 self._fail(self.attempt, no_answer(self._place))
-        silent = self.hub.connection is None or now - self.hub.last_arrival >= STALE
+        silent = self.hub.connection is None or now - self.hub.last_arrival >= self._stale
         wanted = silent and self.refused is None and not self.hub.left
         if wanted and self.attempt is None and now >= self._next:
             self._connect()
         return wanted
 
-    def _connect(self) -> None:
+    @property
+    def _stale(self) -> float:
+        return STALE_RELAY if self.relayed else STALE
+
+    def _connect(self, through: Optional[Tuple[Any, Any]] = None) -> None:
+        """Connect to the hub, or ``through`` the agent at this address."""
+        address = through or self._address
         try:
-            sock = socket.socket(self._address[0], socket.SOCK_STREAM)
+            sock = socket.socket(address[0], socket.SOCK_STREAM)
         except OSError as error:  # no descriptor is free
             self.why = reason(error, self._place)
             self._next = time.monotonic() + LATER
             return
-        attempt = self.attempt = _Try(Connection(sock, HELLO), Caller(self.token, self.run, self.rank))
-        code = sock.connect_ex(self._address[1])
+        caller = Caller(self.token, self.run, self.rank)
+        attempt = self.attempt = _Try(Connection(sock, HELLO), caller, through is not None)
+        code = sock.connect_ex(address[1])
         if code not in (0, errno.EINPROGRESS):
             self._fail(attempt, reason(OSError(code, os.strerror(code)), self._place))
             return
@@ -136,6 +188,9 @@ class Spoke(End):
     def _fail(self, attempt: _Try, why: str) -> None:
         self._cut(attempt.connection)
         self.attempt = None
+        if attempt.relayed:  # the hub itself is the next one
+            self._direct = True
+            return
         self.why = why
         self.tried += 1
         self._next = time.monotonic() + self._pause
@@ -144,13 +199,13 @@ class Spoke(End):
 
     def _abandon(self) -> None:
         super()._abandon()
-        if self.attempt is not None:
-            self._cut(self.attempt.connection)
-            self.attempt = None
+        self._end()
 
-    def _lose_unknown(self, connection: Connection, error: Exception) -> None:
+    def _lose_unknown(self, connection: Union[Connection, Route], error: Exception) -> None:
         attempt = self.attempt
         if attempt is None or attempt.connection is not connection:
+            if self._relay is not None and isinstance(connection, Connection):
+                self._relay.lose(connection, error)
             return
         if isinstance(error, (InvalidMessageError, UnknownPeerError)):
             self._fail(attempt, "the process at %s is not an agent of this run: it %s" % (self._place, error))
@@ -174,26 +229,47 @@ class Spoke(End):
         if connection.session is None:
             line = connection.line()
             if line is not None:
-                self._claim(connection, attempt.caller, line)
+                self._claim(attempt, line)
         if connection.session is not None:
             answer = connection.message()
+            if answer is not None and "through" in answer and not attempt.relayed:
+                self._go_through(attempt, answer["through"])
+                return
             if answer is not None:
-                self._join(connection, check_welcome(answer))
+                self._join(attempt, check_welcome(answer))
                 return
         connection.flush()
         self.loop.watch(connection, lambda events: self._greet(attempt, events))
 
-    def _claim(self, connection: Connection, caller: Caller, line: bytes) -> None:
+    def _claim(self, attempt: _Try, line: bytes) -> None:
         """Authenticate this agent, and send its claim."""
-        connection.send(caller.take(line))
-        connection.session = caller.session
+        connection = attempt.connection
+        connection.send(attempt.caller.take(line))
+        connection.session = attempt.caller.session
         connection.limit = CLAIM
-        hello = {"rank": self.rank, "instance": self._instance, "purpose": "link"}
-        connection.send_frame(encode(dict(hello, of=self.hub.instance, received=self.hub.received)))
+        hello: Dict[str, Any] = {"rank": self.rank, "instance": self._instance, "purpose": "link"}
+        hello.update(of=self.hub.instance, received=self.hub.received)
+        if self._relay is not None and not attempt.relayed:
+            hello.update(relays=self._relay.listen(connection.sock.getsockname()[0]), direct=self._direct)
+        connection.send_frame(encode(hello))
 
-    def _join(self, connection: Connection, welcome: Dict[str, Any]) -> None:
+    def _go_through(self, attempt: _Try, through: Any) -> None:
+        """Connect to the agent to which the hub sends this one."""
+        try:
+            address = address_of(through)
+        except ValueError as error:
+            raise InvalidMessageError("named an agent at an invalid address: %s" % error) from error
+        self._cut(attempt.connection)
+        self.attempt = None
+        self._connect(address)
+
+    def _join(self, attempt: _Try, welcome: Dict[str, Any]) -> None:
+        connection = attempt.connection
         self.loop.forget(connection)
         self.attempt = None
+        self.relayed, self._hub_closed = attempt.relayed, False
+        if self._relay is not None:
+            self._relay.serve(None if attempt.relayed else connection)
         self._pause = SOON
         self._next = 0.0
         self.why = ""
@@ -202,96 +278,3 @@ class Spoke(End):
         self._attach(self.hub, connection, whole(welcome.get("received")) or 0)
         self._deliver({"kind": "_new_hub" if new else "_connected"})
         self._receive(self.hub, connection)
-
-
-REASON = 4000  # characters of the hub's reason
-ANSWER = 15.0  # seconds by which the hub may give up later than this agent
-
-Offers = Dict[int, Dict[str, Any]]
-
-
-class SpokeMeeting:
-    """The side of every other agent. ``take`` is called with ``changed`` held."""
-
-    def __init__(self, spoke: Spoke, place: str, changed: threading.Condition, numbers: Iterator[int]) -> None:
-        """``numbers``: of the offers. No two of an agent are equal, so no answer to an earlier one is taken."""
-        self._spoke = spoke
-        self._place = place
-        self._changed = changed
-        self._numbers = numbers
-        self._number = 0
-        self._offer: Optional[Dict[str, Any]] = None  # that waits for an answer
-        self._answer: Optional[Dict[str, Any]] = None
-
-    def take(self, kind: str, message: Dict[str, Any]) -> None:
-        """Handle the hub's answer, or that the hub listens again and has forgotten the offer."""
-        if kind == "_new_hub" and self._offer is not None:
-            self._spoke.send(self._offer)
-        elif kind == "_answer" and message.get("number") == self._number:
-            if "refused" not in message and not isinstance(message.get("decision"), dict):
-                spoke = self._spoke
-                message = {"refused": "%s (%s) sent an invalid decision" % (spoke.hub.node, spoke.role)}
-            self._answer = message
-
-    def meet(
-        self,
-        offer: Dict[str, Any],
-        decide: Callable[[Offers], Dict[str, Any]],
-        limit: float,
-        alive: Callable[[], bool],
-        topic: int = 0,
-        tolerance: Optional[Tolerance] = None,
-    ) -> Dict[str, Any]:
-        """See ``Link.meet``."""
-        del decide  # the hub's
-        with self._changed:
-            self._number = next(self._numbers)
-            self._answer = None
-            self._offer = {"kind": "_offer", "number": self._number, "topic": topic, "offer": offer}
-        self._spoke.send(self._offer)
-        try:
-            answer = self._wait(limit, alive, tolerance)
-        except Exception:
-            self._spoke.send({"kind": "_withdraw"})
-            raise
-        finally:
-            self._offer = None
-        if "refused" in answer:
-            raise LinkError(str(answer["refused"])[:REASON])
-        decision: Dict[str, Any] = answer["decision"]
-        return decision
-
-    def _wait(self, limit: float, alive: Callable[[], bool], tolerance: Optional[Tolerance]) -> Dict[str, Any]:
-        spoke = self._spoke
-        hub = "%s (%s)" % (spoke.hub.node, spoke.role)
-        lost = HubLostError if tolerance is not None else LinkError
-
-        def answered() -> bool:
-            return self._answered(hub, lost, tolerance)
-
-        while not answered():
-            if not alive():
-                raise LinkError("cancelled")
-            left = limit - time.monotonic()
-            if left <= 0 and spoke.hub.connection is None:
-                raise lost("%s cannot reach %s: %s" % (spoke.node, hub, spoke.why))
-            if left <= -ANSWER:
-                raise lost("%s is connected, but sent no decision" % hub)
-            with self._changed:
-                self._changed.wait_for(answered, LOOK)
-        assert self._answer is not None
-        return self._answer
-
-    def _answered(self, hub: str, lost: Type[LinkError], tolerance: Optional[Tolerance]) -> bool:
-        if self._answer is not None:
-            return True
-        peer = self._spoke.hub
-        if self._spoke.refused:
-            raise RefusedLinkError(self._spoke.refused)
-        if peer.gone or peer.left:
-            raise lost("the agent of %s exited; see its agent.log" % hub)
-        if tolerance is not None and peer.instance:
-            silent = time.monotonic() - peer.last_arrival
-            if silent > tolerance.silence():
-                raise lost("no heartbeat from %s for %d s" % (hub, silent))
-        return False

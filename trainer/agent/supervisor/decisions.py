@@ -20,7 +20,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from ..contract import offers as checkpoint_offers
 from ..contract.offers import digest, file_name, text
 from ..contract.untrusted import is_whole
-from ..link import LinkError
+from ..link import LinkError, Offers
 from ..run_files import NodePlan
 from . import roster as rosters
 from .roster import Roster
@@ -65,7 +65,6 @@ UNKNOWN = (
     "%s has checkpoints, and how the program resumes from one is not known, so it might write over them. Name its "
     "option: clusterctl resume %s --resume-arg '--resume {checkpoint}'; or --resume-arg '' if it finds its newest one"
 )
-Offers = Dict[int, Dict[str, Any]]
 MOST = 1 << 20  # processes of a run
 
 

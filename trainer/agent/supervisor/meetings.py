@@ -9,13 +9,12 @@ from __future__ import annotations
 import time
 from typing import Any, Callable, Dict, Optional
 
-from ..link import HubLostError, LinkError, RefusedLinkError, Tolerance
+from ..link import HubLostError, LinkError, Offers, RefusedLinkError, Tolerance
 from ..link.link import Link
 from ..notify import Notifier
 from ..run_files import Events, NodePlan, State
 from . import roster as rosters
 from .control import Control
-from .decisions import Offers
 
 RELAY = 2.0  # seconds in which the hub's decision arrives
 SILENT = 10.0  # seconds of silence after which a node is lost, once the attempt has failed
