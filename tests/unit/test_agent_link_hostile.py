@@ -19,8 +19,8 @@ sys.path.append(str(Path(__file__).parent))  # for agents; last, so that it hide
 from agents import plan_of
 
 from trainer.agent.link import LinkError, copies
-from trainer.agent.link.endpoint import Peer
 from trainer.agent.link.door import ROOM, SHARE, PendingConnection, PendingConnections
+from trainer.agent.link.endpoint import Peer
 from trainer.agent.link.hub import BURST, LEAST, RATE, Allowance
 from trainer.agent.link.link import Link
 from trainer.agent.link.protocol import (

@@ -288,6 +288,7 @@ class Peer:
 
 
 PATIENCE = 3.0  # seconds of silence that are always allowed: one heartbeat may be late
+PASSED_ON = 3 * BEAT  # more of them where agents pass on the heartbeats of others, and may have to be replaced
 LOGGED = 20  # number of logged failures of connections: a peer must not fill the disk
 
 
@@ -299,7 +300,8 @@ class End:
         self.node = plan.node
         self.rank = plan.node_rank
         self.token = link.token
-        self.lost_after = max(PATIENCE, link.lost_after)
+        self.many = len(link.nodes) - 1 > link.width  # some agents are connected through others, see relay.py
+        self.lost_after = max(PATIENCE + (PASSED_ON if self.many else 0.0), link.lost_after)
         self.peers = {peer.rank: peer for peer in peers}
         self.loop = Loop(self.tick, self._lose, self._broken)
         self._deliver = deliver

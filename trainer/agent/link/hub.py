@@ -194,13 +194,18 @@ class Hub(End):
         self, peer: Peer, newcomer: Union[PendingConnection, _Passed], hello: Dict[str, Any]
     ) -> Optional[Tuple[str, int]]:
         """The address of the agent through which a new one is to come; None: it stays connected to the hub itself."""
-        if isinstance(newcomer.connection, Route) or hello.get("direct") or len(self.peers) <= self._width:
+        if isinstance(newcomer.connection, Route) or hello.get("direct") or not self.many:
             return None
         direct = [each for each in self.peers.values() if isinstance(each.connection, Connection) and each is not peer]
         if len(direct) < self._width:
             return None
         now = time.monotonic()
-        fit = [each for each in direct if each.relays is not None and now - each.last_arrival < FRESH]
+        left = peer.connection.carrier if peer.connection is not None else None  # the agent gives this way up
+        fit = [
+            each
+            for each in direct
+            if each.relays is not None and now - each.last_arrival < FRESH and each.connection is not left
+        ]
         if not fit:
             return None
         chosen = fit[next(self._turns) % len(fit)]

@@ -171,6 +171,8 @@ class Relay:
 
     def _write(self, served: _Served) -> None:
         connection = served.connection
+        if served.channel not in self._served:  # what was passed on has ended the hub's connection
+            return
         try:
             connection.flush()
         except EndedError as error:

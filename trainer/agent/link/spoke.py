@@ -96,8 +96,7 @@ class Spoke(End):
         self._direct = False  # no connection was possible to an agent to which the hub has sent this one
         self.relayed = False  # the connection leads through another agent
         self._hub_closed = False  # that one says that the hub's kernel closed its connection
-        many = len(link.nodes) - 1 > link.width
-        self._relay = Relay(self.loop, self.token, len(link.nodes), self.hub, self._pump_hub) if many else None
+        self._relay = Relay(self.loop, self.token, len(link.nodes), self.hub, self._pump_hub) if self.many else None
 
     def _handle(self, _: Peer, message: Dict[str, Any]) -> None:
         if message.get("kind") not in ("broken", "refused"):  # only this agent's own link reports these
