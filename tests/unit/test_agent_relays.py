@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -19,8 +21,10 @@ from link_cluster import PATIENCE, TOKEN, clock_of_links, clusters, come, coming
 
 from trainer.agent.contract.plan import STAR
 from trainer.agent.contract.plan import Link as Addresses
+from trainer.agent.link import CopyError
 from trainer.agent.link.copies import read_line
 from trainer.agent.link.endpoint import WAITING
+from trainer.agent.link.link import Link
 from trainer.agent.link.protocol import Caller, Connection, InvalidMessageError, Route, Stream, routed, split_routed
 from trainer.agent.link.relay import Relay, address_of
 
@@ -367,6 +371,101 @@ def test_a_run_moves_to_another_hub_with_its_relays(cluster):
         assert coming(agents.links[rank], "note")["rank"] == 4
 
 
+def test_goodbyes_of_all_agents_at_once_reach_a_hub_that_stays(cluster, clock):
+    agents = cluster(9, lost_after=5.0, most=2)
+    hub = join(agents, *range(1, 9))
+    closing = [threading.Thread(target=agents.links.pop(rank).close) for rank in range(1, 9)]
+    for thread in closing:
+        thread.start()
+    for thread in closing:
+        thread.join(PATIENCE)
+    eventually(lambda: all(peer.left for peer in hub.endpoint.peers.values()))
+    clock.stop()
+    clock.advance(10.0, hub)
+    assert kinds(hub) == []
+
+
+def test_the_last_frames_of_an_agent_pass_although_its_connection_has_ended(cluster):
+    """Its relay was stopped meanwhile, and its first write to the agent fails."""
+    agents = cluster(3, most=1)
+    hub = agents.start(0)
+    child = agents.child(1)
+    eventually(lambda: 1 in relays(hub))
+    join(agents, 2)
+    child.send_signal(signal.SIGSTOP)
+    for _ in range(5):
+        hub.send("note")
+    last = agents.links.pop(2)
+    last.send("last words")
+    last.close()
+    child.send_signal(signal.SIGCONT)
+    assert coming(hub, "last words")["rank"] == 2
+    eventually(lambda: hub.endpoint.peers[2].left)
+
+
+def test_those_behind_a_relay_notice_that_it_and_the_hub_have_died_together(cluster, clock):
+    agents = cluster(4, lost_after=20.0, most=1)
+    for rank in (0, 1):
+        agents.child(rank)
+    join_hub = agents.start(2)
+    eventually(lambda: join_hub.endpoint.hub.connection is not None)
+    agents.start(3)
+    here = [agents.links[2], agents.links[3]]
+    eventually(lambda: all(link.endpoint.hub.connection is not None for link in here))
+    for child in agents.children:
+        child.kill()
+    eventually(lambda: all(link.endpoint.hub.closed for link in here))
+    clock.stop()
+    clock.advance(3.5, *here)
+    for link in here:
+        assert coming(link, "gone")["node"] == "n0"
+
+
+def test_an_agent_behind_a_silent_relay_can_be_replaced_by_another_process(cluster, clock):
+    agents = cluster(4, lost_after=20.0, most=1)
+    hub = agents.start(0)
+    relay = agents.child(1)
+    eventually(lambda: 1 in relays(hub))
+    killed = agents.child(2)
+    eventually(lambda: relays(hub).get(2) == 1)
+    relay.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, relay.pid, os.WSTOPPED | os.WNOWAIT)
+    killed.kill()
+    agents.start(2).send("failed", text="the agent was killed")
+    clock.stop()
+    here = list(agents.links.values())
+    clock.until(lambda: any(each["kind"] == "failed" for each in come(hub)), *here)
+    assert hub.endpoint.conflict is None
+
+
+def test_the_same_rank_twice_behind_a_relay_is_a_conflict(cluster):
+    agents = cluster(4, most=1)
+    hub = join(agents, 1, 2)
+    second = Link(agents.plan(2), lambda: None)
+    agents.links["second"] = second
+    second.start()
+    assert coming(second, "refused")["text"].startswith("two nodes have the same rank")
+    assert relays(hub)[2] == 1
+
+
+def test_an_agent_that_joins_while_its_relay_loses_the_hub_joins_later(cluster, proxy):
+    """The relay may not pass on what is no answer to the newcomer."""
+    agents = cluster(3, most=1)
+    between = proxy(agents.link["port"])
+    hub = agents.start(0)
+    relay = agents.start(1, port=between.port)
+    eventually(lambda: 1 in relays(hub))
+    between.flowing.clear()
+    newcomer = agents.start(2)
+    eventually(lambda: newcomer.endpoint.attempt is not None and newcomer.endpoint.attempt.relayed)
+    relay.endpoint.loop.post(lambda: relay.endpoint.tick(time.monotonic() + 60.0, 0.0))  # time for a heartbeat
+    between.cut()
+    between.flowing.set()
+    eventually(lambda: {1, 2} <= set(relays(hub)))
+    assert newcomer.endpoint.refused is None
+    assert len(agents.meet()) == 3
+
+
 # --- what an agent of the run that is broken or lies can do, and a stranger -------------------------------------------
 
 
@@ -427,6 +526,57 @@ def test_garbage_of_a_served_agent_ends_only_its_own_channel(cluster, payload, c
     stream.sock.close()
 
 
+def test_a_flood_of_a_served_agent_waits_in_its_own_memory(cluster):
+    agents = cluster(4, most=1)
+    agents.child(0)
+    relay = agents.start(1)
+    eventually(lambda: relay.endpoint.hub.connection is not None)
+    agents.children[0].send_signal(signal.SIGSTOP)
+    port = eventually(lambda: relay.endpoint.relay.port)
+    stream = served_by(port, 2)
+    until = time.monotonic() + 2.0
+    stream.alive = lambda: time.monotonic() < until
+
+    def flood():
+        for _ in range(1000):
+            stream.write(memoryview(bytes(1 << 20)))
+
+    with pytest.raises(CopyError, match="cancelled"):  # the relay no longer reads
+        flood()
+    assert relay.endpoint.hub.connection.waiting < 8 << 20
+    stream.sock.close()
+
+
+def test_a_relay_that_reads_no_answers_fills_no_memory_of_the_hub(cluster):
+    agents = cluster(4, most=1)
+    hub = agents.start(0)
+    stream = served_by(agents.link["port"], 1, relays=7)
+    eventually(lambda: 1 in relays(hub))
+    assert stream.receive()["welcome"]
+    stream.sock.settimeout(1.0)
+    connection = hub.endpoint.peers[1].connection
+    with contextlib.suppress(CopyError, OSError):
+        for channel in range(60_000):
+            text = b'@%d {"hello": {"rank": 2, "instance": "x", "purpose": "files"}}' % channel
+            stream.write(memoryview(text))
+    assert connection.waiting < 1 << 20
+    join(agents, 2)
+    stream.sock.close()
+
+
+def test_the_largest_frame_of_a_served_agent_ends_its_connection_and_not_its_relays(cluster):
+    agents = cluster(4, most=1)
+    hub = join(agents, 1)
+    stream = served_by(hub.endpoint.peers[1].relays, 2)
+    eventually(lambda: relays(hub).get(2) == 1)
+    carrier = hub.endpoint.peers[1].connection
+    with contextlib.suppress(CopyError):
+        stream.send({"x": "y" * ((16 << 20) - 8)})
+    eventually(lambda: 2 not in relays(hub))
+    assert hub.endpoint.peers[1].connection is carrier
+    stream.sock.close()
+
+
 def test_a_served_agent_cannot_speak_for_another(cluster):
     agents = cluster(4, most=1)
     hub = join(agents, 1, 2)
@@ -456,7 +606,7 @@ def test_a_served_agent_cannot_speak_for_another(cluster):
     ],
 )
 def test_an_impossible_address_of_a_relay_is_refused_without_asking_a_name_server(through):
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError):  # noqa: PT011 - of the operating system, too
         address_of(through)
 
 

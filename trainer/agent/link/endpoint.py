@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import selectors
 import socket
 import sys
@@ -90,14 +91,16 @@ class Loop:
         else:
             self._thread.join(patience)
 
-    def watch(self, connection: Connection, handler: Callable[[int], None]) -> None:
-        """Call ``handler(events)`` when the connection is readable or, while it has bytes to write, writable.
+    def watch(self, connection: Connection, handler: Callable[[int], None], reading: bool = True) -> None:
+        """Call ``handler(events)`` when the connection is readable (``reading``) or has bytes to write and is writable.
 
         The first handler stays until ``forget``.
         """
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.waiting else 0)
+        events = (selectors.EVENT_READ if reading else 0) | (selectors.EVENT_WRITE if connection.waiting else 0)
         key = self.selector.get_map().get(connection.fileno())
-        if key is None:
+        if not events:
+            self.forget(connection)
+        elif key is None:
             self.selector.register(connection, events, handler)
         elif key.events != events:
             self.selector.modify(connection, events, key.data)
@@ -437,7 +440,8 @@ class End:
             carrier.flush()
             self.loop.watch(carrier, lambda events: self._ready(peer, carrier, events))
         except Exception as error:  # noqa: BLE001 - see _lose
-            self._lose(carrier, error)
+            # Later: this may be called in the middle of a message of that connection, and the next ones must wait.
+            self.loop.post(functools.partial(self._lose, carrier, error))
 
     def _ready(self, peer: Peer, connection: Connection, events: int) -> None:
         if events & selectors.EVENT_READ:

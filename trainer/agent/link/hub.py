@@ -22,7 +22,18 @@ from ..contract.plan import Link, Plan
 from ..contract.untrusted import whole
 from .door import Door, PendingConnection
 from .endpoint import BEAT, End, Peer
-from .protocol import Connection, EndedError, InvalidMessageError, Route, Session, encode, parse, split_routed
+from .protocol import (
+    BYE,
+    READ,
+    Connection,
+    EndedError,
+    InvalidMessageError,
+    Route,
+    Session,
+    encode,
+    parse,
+    split_routed,
+)
 
 BURST = 32 << 20  # bytes at once; the largest message has 16 MiB
 RATE = 4 << 20  # bytes per second in the long run
@@ -50,7 +61,7 @@ class Allowance:
 OWN = ("lost", "gone", "back", "broken")  # kinds of messages that only the link itself creates
 INSTANCE = 64  # characters
 ADDRESS = 64  # characters
-FRESH = 3 * BEAT  # seconds since an agent was heard, after which no other one is sent to it
+FRESH = 2 * BEAT  # seconds since an agent was heard, after which no other one is sent to it
 
 
 class _Passed(NamedTuple):
@@ -84,6 +95,7 @@ class Hub(End):
         self._take_socket = take_socket
         self._width = link.width
         self._turns = itertools.count()
+        self._rivals: Dict[int, Tuple[str, float]] = {}  # by position: who else wants to be it, and since when
         self._passed: Dict[Tuple[Connection, int], Peer] = {}  # by the connection and the channel of the route
         self._allowances = {rank: Allowance() for rank in self.peers}
         try:
@@ -135,6 +147,9 @@ class Hub(End):
 
     def _handle(self, peer: Peer, message: Dict[str, Any]) -> None:
         kind = message.get("kind")
+        if kind == BYE:
+            peer.left = True
+            return
         if not isinstance(kind, str) or kind in OWN:
             raise InvalidMessageError("sent a message of the kind %.40r" % (kind,))
         message = dict(message, node=peer.node, rank=peer.rank)
@@ -177,7 +192,9 @@ class Hub(End):
             self._answer(newcomer, {"refused": self.excluded[rank]})
         elif peer is None:
             self._answer(newcomer, {"refused": "no other node of this run has rank %s" % rank})
-        elif peer.instance not in ("", instance) and peer.connection is not None:
+        elif self._is_taken(peer, instance) is None:
+            newcomer.connection.close()  # it comes again
+        elif self._is_taken(peer, instance):
             who = (peer.address, newcomer.address, peer.rank, peer.node)
             self.conflict = "two nodes have the same rank: %s and %s both claim to be rank %d (%s)" % who
             self._answer(newcomer, {"refused": self.conflict})
@@ -189,6 +206,23 @@ class Hub(End):
                 self._join(peer, instance, newcomer, hello)
             else:
                 self._answer(newcomer, {"through": relay})
+
+    def _is_taken(self, peer: Peer, instance: str) -> Optional[bool]:
+        """Whether another process is this agent. None: not known yet, because it is connected through another agent.
+
+        That one tells about its end a moment after it. So it must be heard again, or be silent for ``FRESH`` seconds.
+        """
+        if peer.instance in ("", instance) or peer.connection is None:
+            return False
+        if isinstance(peer.connection, Connection):
+            return True
+        now = time.monotonic()
+        rival, since = self._rivals.get(peer.rank, ("", now))
+        if rival != instance:
+            self._rivals[peer.rank] = instance, (since := now)
+        if peer.last_arrival > since + BEAT:
+            return True
+        return False if now - peer.last_arrival > FRESH else None
 
     def _relay_for(
         self, peer: Peer, newcomer: Union[PendingConnection, _Passed], hello: Dict[str, Any]
@@ -254,6 +288,8 @@ class Hub(End):
     def _take_routed(self, relay: Peer, carrier: Connection, payload: bytes) -> None:
         channel, rest = split_routed(payload)
         passed = self._passed.get((carrier, channel))
+        if passed is None and carrier.waiting >= READ:  # no newcomers: the agent in between does not read the answers
+            return
         route = Route(carrier, channel)
         try:
             line = parse(rest)
@@ -261,6 +297,7 @@ class Hub(End):
             if passed is not None:
                 passed.last_arrival = time.monotonic()
                 self._take(passed, line)
+                self._pump(passed)
             elif isinstance(hello, dict):
                 self._admit(_Passed(route, "%.*s, through %s" % (ADDRESS, line.get("address"), relay.node)), hello)
         except Exception as error:  # noqa: BLE001 - of the agent that is passed on, not of the one that does it

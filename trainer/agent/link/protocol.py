@@ -293,6 +293,7 @@ class Route:
         self.carrier.send_frame(encode({"close": self.channel}))
 
 
+BYE = "_bye"  # kind of a message: the agent ends on purpose
 ROUTED = b"@"  # starts no JSON
 _CHANNEL = re.compile(rb"@([0-9]{1,9}) ")
 
@@ -520,9 +521,12 @@ def check_welcome(answer: Dict[str, Any]) -> Dict[str, Any]:
 
     Raises:
         RefusedError: the host refuses.
+        InvalidMessageError: it is no answer.
     """
-    if "refused" in answer or not answer.get("welcome"):
-        raise RefusedError(str(answer.get("refused"))[:1000])
+    if "refused" in answer:
+        raise RefusedError(str(answer["refused"])[:1000])
+    if not answer.get("welcome"):
+        raise InvalidMessageError("sent no welcome")
     return answer
 
 

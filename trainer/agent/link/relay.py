@@ -23,14 +23,17 @@ connected to the hub.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import selectors
 import socket
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from .door import Door, PendingConnection
 from .endpoint import WAITING, Loop, Peer
-from .protocol import Connection, EndedError, encode, routed, split_routed
+from .protocol import MESSAGE, READ, Connection, EndedError, InvalidMessageError, encode, routed, split_routed
+
+MORE = 32  # bytes at most that a channel adds to a payload
 
 
 class _Served:
@@ -40,6 +43,7 @@ class _Served:
         self.connection = connection
         self.channel = channel
         self.heard = True  # since the last report to the hub
+        self.joined = False  # the hub has answered it
 
 
 class Relay:
@@ -60,6 +64,8 @@ class Relay:
         self._carrier: Optional[Connection] = None
         self._channels = itertools.count(1)
         self._served: Dict[int, _Served] = {}
+        self._early: List[Tuple[PendingConnection, Dict[str, Any]]] = []  # they came before the hub's welcome
+        self._paused: Set[int] = set()  # channels that are not read
         self._told = 0.0  # when the hub was last heard before the last heartbeat
 
     def listen(self, host: str) -> Optional[int]:
@@ -71,25 +77,36 @@ class Relay:
                 self._door = Door(self._loop, self._token, self._nodes, (family, address), self._admit)
             except OSError:
                 return None
-        return self._door.port
+        return self.port
+
+    @property
+    def port(self) -> Optional[int]:
+        """The port at which it listens, once it does."""
+        return self._door.port if self._door is not None else None
 
     def serve(self, carrier: Optional[Connection]) -> None:
         """Use this connection to the hub from now on; None: it leads through another relay, so none is served."""
         self.end(hub_closed=False)
         self._carrier = carrier
+        early, self._early = self._early, []
+        for newcomer, hello in early:
+            if carrier is None:
+                newcomer.connection.close()
+            else:
+                self._admit(newcomer, hello)
 
     def end(self, hub_closed: bool) -> None:
         """End all channels: the connection to the hub has ended. ``hub_closed``: the hub's kernel closed it."""
         self._carrier = None
         served, self._served = self._served, {}
         for each in served.values():
-            if hub_closed:
+            if hub_closed and each.joined:
                 each.connection.send_frame(encode({"closed": True}))
             self._leave(each)
 
     def stop(self) -> None:
         """End all channels, and stop listening."""
-        self.end(hub_closed=False)
+        self.serve(None)
         if self._door is not None:
             self._door.stop()
             self._door.close()
@@ -100,6 +117,7 @@ class Relay:
         channel, rest = split_routed(payload)
         served = self._served.get(channel)
         if served is not None:
+            served.joined = True
             served.connection.send_frame(rest)
             self._write(served)
 
@@ -109,10 +127,20 @@ class Relay:
         if served is not None:
             self._leave(served)
 
+    def resume(self) -> None:
+        """Read from the agents again, if there is room on the hub's connection."""
+        if self._carrier is not None and self._carrier.waiting < READ:
+            paused, self._paused = self._paused, set()
+            for channel in paused & set(self._served):
+                self._watch(self._served[channel])
+
     def tick(self, now: float, beat: bool) -> None:
         """Write what waits, tell both sides who was heard (``beat``), and drop connections without a proof."""
         if self._door is not None:
             self._door.expire(now)
+        for newcomer in [early for early in self._early if now > early[0].deadline]:
+            self._early.remove(newcomer)
+            newcomer[0].connection.close()
         if beat and self._carrier is not None:
             heard = [each.channel for each in self._served.values() if each.heard]
             if heard:
@@ -121,7 +149,7 @@ class Relay:
         for each in list(self._served.values()):
             if beat:
                 each.heard = False
-                if alive and not each.connection.waiting:
+                if alive and each.joined and not each.connection.waiting:
                     each.connection.beat()
             self._write(each)
         if beat:
@@ -131,16 +159,19 @@ class Relay:
         """Handle the failure of a connection, if it belongs to an agent that is served, or to a newcomer."""
         for each in list(self._served.values()):
             if each.connection is connection:
-                del self._served[each.channel]
-                self._tell_closed(each.channel, isinstance(error, EndedError) and error.by_peer)
+                self._lose(each, isinstance(error, EndedError) and error.by_peer)
         if self._door is not None:
             self._door.lose(connection, error)
 
     def _admit(self, newcomer: PendingConnection, hello: Dict[str, Any]) -> None:
-        if self._carrier is None:
+        if len(self._served) + len(self._early) >= self._nodes:
             newcomer.connection.close()
             return
+        if self._carrier is None:
+            self._early.append((newcomer, hello))
+            return
         served = _Served(newcomer.connection, next(self._channels))
+        served.connection.limit = MESSAGE - MORE
         self._served[served.channel] = served
         first = {"hello": hello, "address": newcomer.address}
         self._carrier.send_frame(routed(served.channel), encode(first))
@@ -176,12 +207,23 @@ class Relay:
         try:
             connection.flush()
         except EndedError as error:
+            if error.by_peer:
+                with contextlib.suppress(EndedError, InvalidMessageError):
+                    while connection.fill():  # its last frames
+                        self._pass_up(served)
             self._lose(served, error.by_peer)
             return
         if connection.waiting > WAITING:  # it does not read
             self._lose(served, by_peer=False)
         else:
-            self._loop.watch(connection, lambda events: self._ready(served, events))
+            self._watch(served)
+
+    def _watch(self, served: _Served) -> None:
+        """Wait for the agent, and read from it only while there is room on the hub's connection."""
+        reading = self._carrier is not None and self._carrier.waiting < READ
+        if not reading:
+            self._paused.add(served.channel)
+        self._loop.watch(served.connection, lambda events: self._ready(served, events), reading)
 
     def _lose(self, served: _Served, by_peer: bool) -> None:
         if self._served.pop(served.channel, None) is not None:

@@ -16,6 +16,7 @@ from ..contract.plan import Link, Plan
 from ..contract.untrusted import whole
 from .endpoint import BEAT, End, Peer
 from .protocol import (
+    BYE,
     CLAIM,
     DEADLINE,
     HELLO,
@@ -35,6 +36,7 @@ SOON = 0.05  # seconds before the second try; doubled each time
 LATER = 0.5  # at most
 STALE = 5.0  # seconds of silence before a second connection; the first is kept until data arrives on one of them
 STALE_RELAY = 2.5 * BEAT  # the same through another agent: less than any ``lost_after``
+REACH = 2.0  # seconds for the handshake with another agent, and the hub's answer through it
 
 
 def reason(error: OSError, place: str) -> str:
@@ -60,7 +62,7 @@ class _Try:
         self.connection = connection
         self.caller = caller
         self.relayed = relayed
-        self.deadline = time.monotonic() + DEADLINE
+        self.deadline = time.monotonic() + (REACH if relayed else DEADLINE)
         self.connected = False
 
 
@@ -96,7 +98,7 @@ class Spoke(End):
         self._direct = False  # no connection was possible to an agent to which the hub has sent this one
         self.relayed = False  # the connection leads through another agent
         self._hub_closed = False  # that one says that the hub's kernel closed its connection
-        self._relay = Relay(self.loop, self.token, len(link.nodes), self.hub, self._pump_hub) if self.many else None
+        self.relay = Relay(self.loop, self.token, len(link.nodes), self.hub, self._pump_hub) if self.many else None
 
     def _handle(self, _: Peer, message: Dict[str, Any]) -> None:
         if message.get("kind") not in ("broken", "refused"):  # only this agent's own link reports these
@@ -110,30 +112,40 @@ class Spoke(End):
 
     def _take(self, peer: Peer, line: Dict[str, Any]) -> None:
         channel = whole(line.get("close"))
-        if channel is not None and self._relay is not None:
-            self._relay.close_channel(channel)
+        if channel is not None and self.relay is not None:
+            self.relay.close_channel(channel)
         if line.get("closed") is True and self.relayed:
             self._hub_closed = True
         super()._take(peer, line)
 
     def _take_routed(self, _: Peer, __: Connection, payload: bytes) -> None:
-        if self._relay is not None:
-            self._relay.pass_down(payload)
+        if self.relay is not None:
+            self.relay.pass_down(payload)
 
     def tick(self, now: float, late: float) -> bool:
         """Tick as ``End.tick``, also for the agents that this one serves."""
         beaten = self._beaten
         soon = super().tick(now, late)
-        if self._relay is not None:
-            self._relay.tick(now, self._beaten != beaten)
+        if self.relay is not None:
+            self.relay.tick(now, self._beaten != beaten)
         return soon
+
+    def _ready(self, peer: Peer, connection: Connection, events: int) -> None:
+        super()._ready(peer, connection, events)
+        if self.relay is not None:
+            self.relay.resume()
+
+    def _close(self) -> None:
+        if self.many:  # numbered and acknowledged: an agent in between may end at the same time
+            self._send(self.hub, encode({"kind": BYE}))
+        super()._close()
 
     def _detach(self, peer: Peer, by_peer: bool) -> None:
         # Only the relay's process has ended, unless it has said that the hub's did.
         by_peer = self._hub_closed if self.relayed else by_peer
         super()._detach(peer, by_peer)
-        if self._relay is not None:
-            self._relay.end(hub_closed=by_peer)
+        if self.relay is not None:
+            self.relay.end(hub_closed=by_peer)
 
     def say_goodbye(self) -> None:
         """End the connection, or the attempt to make one."""
@@ -141,8 +153,8 @@ class Spoke(End):
         self._end()
 
     def _end(self) -> None:
-        if self._relay is not None:
-            self._relay.stop()
+        if self.relay is not None:
+            self.relay.stop()
         if self.attempt is not None:
             self._cut(self.attempt.connection)
             self.attempt = None
@@ -187,13 +199,13 @@ class Spoke(End):
     def _fail(self, attempt: _Try, why: str) -> None:
         self._cut(attempt.connection)
         self.attempt = None
-        if attempt.relayed:  # the hub itself is the next one
-            self._direct = True
-            return
         self.why = why
-        self.tried += 1
         self._next = time.monotonic() + self._pause
         self._pause = min(LATER, self._pause * 2)
+        if attempt.relayed:
+            self._direct = True  # the next attempt is the hub's
+            return
+        self.tried += 1
         self._deliver({"kind": "_connected"})
 
     def _abandon(self) -> None:
@@ -203,8 +215,8 @@ class Spoke(End):
     def _lose_unknown(self, connection: Union[Connection, Route], error: Exception) -> None:
         attempt = self.attempt
         if attempt is None or attempt.connection is not connection:
-            if self._relay is not None and isinstance(connection, Connection):
-                self._relay.lose(connection, error)
+            if self.relay is not None and isinstance(connection, Connection):
+                self.relay.lose(connection, error)
             return
         if isinstance(error, (InvalidMessageError, UnknownPeerError)):
             self._fail(attempt, "the process at %s is not an agent of this run: it %s" % (self._place, error))
@@ -219,6 +231,8 @@ class Spoke(End):
         connection = attempt.connection
         if not attempt.connected:
             code = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if code == errno.ECONNREFUSED and self.many and not attempt.relayed:
+                self._hub_has_exited()
             if code:
                 self._fail(attempt, reason(OSError(code, os.strerror(code)), self._place))
                 return
@@ -240,6 +254,12 @@ class Spoke(End):
         connection.flush()
         self.loop.watch(connection, lambda events: self._greet(attempt, events))
 
+    def _hub_has_exited(self) -> None:
+        """Record it, also if the connection ended with an agent in between, before that one could tell."""
+        hub = self.hub
+        if hub.instance and hub.connection is None and hub.closed is None:
+            hub.detach(by_peer=True, now=time.monotonic())
+
     def _claim(self, attempt: _Try, line: bytes) -> None:
         """Authenticate this agent, and send its claim."""
         connection = attempt.connection
@@ -248,8 +268,8 @@ class Spoke(End):
         connection.limit = CLAIM
         hello: Dict[str, Any] = {"rank": self.rank, "instance": self._instance, "purpose": "link"}
         hello.update(of=self.hub.instance, received=self.hub.received)
-        if self._relay is not None and not attempt.relayed:
-            hello.update(relays=self._relay.listen(connection.sock.getsockname()[0]), direct=self._direct)
+        if self.relay is not None and not attempt.relayed:
+            hello.update(relays=self.relay.listen(connection.sock.getsockname()[0]), direct=self._direct)
         connection.send_frame(encode(hello))
 
     def _go_through(self, attempt: _Try, through: Any) -> None:
@@ -266,9 +286,9 @@ class Spoke(End):
         connection = attempt.connection
         self.loop.forget(connection)
         self.attempt = None
-        self.relayed, self._hub_closed = attempt.relayed, False
-        if self._relay is not None:
-            self._relay.serve(None if attempt.relayed else connection)
+        self.relayed, self._direct, self._hub_closed = attempt.relayed, False, False
+        if self.relay is not None:
+            self.relay.serve(None if attempt.relayed else connection)
         self._pause = SOON
         self._next = 0.0
         self.why = ""
