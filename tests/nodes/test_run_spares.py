@@ -10,7 +10,10 @@ from training import RUNS
 pytestmark = [pytest.mark.root, pytest.mark.lab, pytest.mark.timeout(400)]
 
 STEPS = 60
+ESTABLISHED = "01"  # in /proc/net/tcp
 WORDS = ("--output", "out", "steps.py", "--", "--steps", STEPS, "--output", "out", "--save-every", "10", "--whole")
+# One agent is connected to rank 0's, and passes on the frames of the others, as some agents of a large run do.
+PASSED_ON = "from functools import partial\nfrom provision.tasks import train\ntrain.Link = partial(train.Link, most=1)"
 MOST = 30.0  # seconds from the loss to the start of the program on the spare
 
 
@@ -25,6 +28,13 @@ def events(training, run, node):
     return [json.loads(line) for line in training.on(node, "cat", path).splitlines()]
 
 
+def connections(training, run, node):
+    """How many agents are connected to the one of this node, from the kernel's table."""
+    link = json.loads(training.on(node, "cat", f"{RUNS}/{run}/plan-{training.nodes.index(node)}.json"))["link"]
+    rows = [line.split() for line in training.on(node, "cat", "/proc/net/tcp").splitlines()[1:]]
+    return sum(1 for row in rows if int(row[1].split(":")[1], 16) == link["port"] and row[3] == ESTABLISHED)
+
+
 def test_a_spare_replaces_a_node_without_power(three_nodes):
     training = three_nodes
     whole = training.run("train", "--nodes", "2", *WORDS)
@@ -32,8 +42,10 @@ def test_a_spare_replaces_a_node_without_power(three_nodes):
     expected = losses(training, training.last_run().name, "node01")
     assert sorted(expected) == list(range(1, STEPS + 1))
 
-    attached = training.start("train", "--nodes", "2", "--spares", "1", "--lost-after", "10", *WORDS, until=r"step 25 ")
+    words = ("--nodes", "2", "--spares", "1", "--lost-after", "10", *WORDS)
+    attached = training.start("train", *words, until=r"step 25 ", first=PASSED_ON)
     run = training.last_run().name
+    assert connections(training, run, "node01") == 1
     off = time.time()
     training.box.power_off("node02")
     try:

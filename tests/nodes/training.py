@@ -5,6 +5,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -77,9 +78,12 @@ class Training:
         self.deployed = self.run("deploy", "--inventory", "inventory.yaml")
         assert self.deployed.returncode == 0, self.deployed.stderr
 
-    def start(self, *argv, until):
-        """``clusterctl train`` on its way, once a line of its output has matched ``until``; see ``Attached``."""
-        return Attached(self, argv, until)
+    def start(self, *argv, until, first=""):
+        """``clusterctl train`` on its way, once a line of its output has matched ``until``; see ``Attached``.
+
+        ``first``: Python that runs before the command, to change its defaults.
+        """
+        return Attached(self, argv, until, first)
 
     def detached(self, *argv):
         """The id of a detached run."""
@@ -159,9 +163,10 @@ class Training:
 class Attached:
     """A running command; ``finish`` waits for its end. Its output is read all the time."""
 
-    def __init__(self, training, argv, until):
+    def __init__(self, training, argv, until, first=""):
+        program = [sys.executable, "-c", f"{first}\nfrom provision.cli import main\nmain()"]
         self.process = subprocess.Popen(
-            [command.CLUSTERCTL, *map(str, argv)],
+            [*(program if first else [command.CLUSTERCTL]), *map(str, argv)],
             cwd=training.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

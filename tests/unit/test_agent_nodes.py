@@ -66,9 +66,10 @@ class Runs:
         return ends[0]
 
 
-@pytest.fixture
-def runs(tmp_path):
-    runs = Runs(tmp_path)
+@pytest.fixture(params=[None, 1], ids=["all to the hub", "through one"])
+def runs(tmp_path, request):
+    """All agents are connected to rank 0's, or one is, and passes on the frames of the others."""
+    runs = Runs(tmp_path, most=request.param)
     yield runs
     for part in runs.parts:
         part.close()

@@ -95,6 +95,7 @@ class Hub(End):
         self._take_socket = take_socket
         self._width = link.width
         self._turns = itertools.count()
+        self._direct: Dict[int, Peer] = {}  # that have joined the hub itself
         self._rivals: Dict[int, Tuple[str, float]] = {}  # by position: who else wants to be it, and since when
         self._passed: Dict[Tuple[Connection, int], Peer] = {}  # by the connection and the channel of the route
         self._allowances = {rank: Allowance() for rank in self.peers}
@@ -230,7 +231,9 @@ class Hub(End):
         """The address of the agent through which a new one is to come; None: it stays connected to the hub itself."""
         if isinstance(newcomer.connection, Route) or hello.get("direct") or not self.many:
             return None
-        direct = [each for each in self.peers.values() if isinstance(each.connection, Connection) and each is not peer]
+        connected = [each for each in self._direct.values() if isinstance(each.connection, Connection)]
+        self._direct = {each.rank: each for each in connected}
+        direct = [each for each in connected if each is not peer]
         if len(direct) < self._width:
             return None
         now = time.monotonic()
@@ -257,8 +260,10 @@ class Hub(End):
             self._deliver({"kind": "_withdraw", "rank": peer.rank})
         peer.address = newcomer.address
         connection = newcomer.connection
-        port = whole(hello.get("relays")) if isinstance(connection, Connection) else None
-        peer.relays = port if port is not None and 0 < port < 1 << 16 else None
+        if isinstance(connection, Connection):
+            port = whole(hello.get("relays"))
+            peer.relays = port if port is not None and 0 < port < 1 << 16 else None
+            self._direct[peer.rank] = peer
         connection.send_frame(encode({"welcome": True, "instance": self._instance, "received": peer.received}))
         received = whole(hello.get("received")) if known else 0
         if isinstance(connection, Route):
