@@ -145,16 +145,20 @@ class SpareRun:
 
 
 @pytest.fixture
-def spare_run(tmp_path):
+def spare_run(tmp_path, request):
     made = []
 
     def make(*arguments, **link):
-        made.append(SpareRun(tmp_path, *arguments, **link))
+        made.append(SpareRun(tmp_path, *arguments, most=getattr(request, "param", None), **link))
         return made[-1]
 
     yield make
     for run in made:
         run.close()
+
+
+# All agents are connected to the hub, or one is, and passes on the frames of the others.
+BOTH_WAYS = pytest.mark.parametrize("spare_run", [None, 1], indirect=True, ids=["all to the hub", "through one"])
 
 
 def place(rank, size, master):
@@ -170,6 +174,7 @@ def place(rank, size, master):
     }
 
 
+@BOTH_WAYS
 def test_a_spare_takes_the_rank_of_a_lost_node(spare_run):
     run = spare_run(3, 1).start().wait_ready()
     run.kill(1)
@@ -185,6 +190,7 @@ def test_a_spare_takes_the_rank_of_a_lost_node(spare_run):
     assert not (run.parts[3].folder / "ready").exists()
 
 
+@BOTH_WAYS
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_spare_gets_the_files_of_a_node_that_is_lost_with_its_disk(spare_run, lost):
     run = spare_run(3, 1).start(PARTED, copies={}).wait_ready()
@@ -259,6 +265,7 @@ def test_a_spare_replaces_one_that_cannot_write_the_checkpoint(spare_run):
     assert [(event["node"], event["spare"]) for event in run.events(0, "replaced")] == [("n1", "n2"), ("n2", "n3")]
 
 
+@BOTH_WAYS
 def test_another_agent_becomes_the_hub_if_rank_0_is_lost(spare_run):
     run = spare_run(3, 1).start().wait_ready()
     run.kill(0)
@@ -333,6 +340,7 @@ def test_a_requeued_job_starts_without_the_nodes_that_slurm_has_lost(spare_run, 
         assert attempt["nodes"] == ["n0", "n2"]
 
 
+@BOTH_WAYS
 def test_two_nodes_are_lost_at_once(spare_run):
     run = spare_run(3, 2).start().wait_ready()
     run.kill(0, 1)
@@ -380,6 +388,7 @@ def test_the_smaller_part_of_a_divided_network_ends_and_says_why(spare_run):
     assert [end["state"] for end in run.ends(2, 3, 4)] == ["stopped"] * 3
 
 
+@BOTH_WAYS
 def test_a_part_without_a_majority_does_not_continue(spare_run):
     run = spare_run(2, 2, lost_after=3).start().wait_ready()
     run.stop(1, 2, 3)
