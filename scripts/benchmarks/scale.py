@@ -88,9 +88,11 @@ def show_jumps(count: int) -> None:
 
 
 def show_link(count: int) -> None:
-    """Print the cost of the hub."""
-    for name, value in scale_link.measure(count).items():
-        print(f"{name:36} {value:8.2f}")
+    """Print the cost of the hub: with all agents connected to it, and as in a run."""
+    star, run = scale_link.measure(count, most=count), scale_link.measure(count)
+    print(f"{'':36} {'star':>8} {'run':>8}")
+    for name, value in star.items():
+        print(f"{name:36} {value:8.2f} {run[name]:8.2f}")
 
 
 def show_nodes(counts: Sequence[int]) -> None:

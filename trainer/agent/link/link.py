@@ -1,4 +1,4 @@
-"""The agents of a run, joined in a star through one of them, the hub.
+"""The agents of a run, joined through one of them, the hub; in a large run some pass on the frames of others.
 
 ``Plan.link`` is None for one node. The hub is the first node's agent; when it is lost, the others elect another
 (``election.py``). An agent is known by its position in ``link.nodes``; messages and offers have it as ``rank``. Every

@@ -129,7 +129,7 @@ class Relay:
 
     def resume(self) -> None:
         """Read from the agents again, if there is room on the hub's connection."""
-        if self._carrier is not None and self._carrier.waiting < READ:
+        if self._paused and self._carrier is not None and self._carrier.waiting < READ:
             paused, self._paused = self._paused, set()
             for channel in paused & set(self._served):
                 self._watch(self._served[channel])

@@ -70,7 +70,8 @@ class Spoke(End):
     """See the module.
 
     ``attempt``: the connection that is being made; ``why``: why there is none; ``refused``: why the hub refuses one;
-    ``tried``: how many attempts failed.
+    ``tried``: how many attempts failed. ``relayed``: the connection leads through another agent; ``relay``: what this
+    one does for others, in a large run.
     """
 
     def __init__(
@@ -96,9 +97,11 @@ class Spoke(End):
         self._next = 0.0
         self._pause = SOON
         self._direct = False  # no connection was possible to an agent to which the hub has sent this one
-        self.relayed = False  # the connection leads through another agent
+        self.relayed = False
         self._hub_closed = False  # that one says that the hub's kernel closed its connection
-        self.relay = Relay(self.loop, self.token, len(link.nodes), self.hub, self._pump_hub) if self.many else None
+        self.relay: Optional[Relay] = None
+        if self.many:
+            self.relay = Relay(self.loop, self.token, len(link.nodes), self.hub, lambda: self._pump(self.hub))
 
     def _handle(self, _: Peer, message: Dict[str, Any]) -> None:
         if message.get("kind") not in ("broken", "refused"):  # only this agent's own link reports these
@@ -106,9 +109,6 @@ class Spoke(End):
 
     def _news(self, _: Peer, message: Dict[str, Any]) -> None:
         self._deliver(message)
-
-    def _pump_hub(self) -> None:
-        self._pump(self.hub)
 
     def _take(self, peer: Peer, line: Dict[str, Any]) -> None:
         channel = whole(line.get("close"))
