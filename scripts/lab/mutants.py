@@ -62,7 +62,7 @@ GROUPS = {
         ("trainer/agent/link/*.py",),
         90,
         unit("agent_copying", "agent_link_hostile"),
-        unit("agent_links"),
+        unit("agent_links", "agent_relays"),
     ),
     "packer": Group(
         ("provision/env/packing/*.py",),

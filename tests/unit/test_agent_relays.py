@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import random
 import signal
 import socket
 import sys
@@ -639,3 +640,36 @@ def test_strangers_at_the_port_of_a_relay_get_nothing_and_disturb_no_node(cluste
     for stranger in strangers:
         stranger.close()
     assert len(agents.meet()) == 3
+
+
+# --- anything, at any time ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_connections_that_break_at_random_lose_duplicate_and_reorder_nothing(cluster, proxy, seed):
+    chance = random.Random(seed)
+    agents = cluster(8, most=2)
+    hub = agents.start(0)
+    ways = {}
+    for rank in range(1, 8):
+        ways[rank] = proxy(agents.link["port"])
+        agents.start(rank, port=ways[rank].port)
+    eventually(lambda: len(relays(hub)) == 7)
+    rounds = 40
+    for number in range(rounds):
+        for link in agents.links.values():
+            link.send("note", number=number, text="x" * chance.choice((1, 1000, 100_000)))
+        victim = chance.randrange(1, 8)
+        if chance.random() < 0.5:
+            ways[victim].cut()  # to the hub, or to nothing if it is behind a relay
+        elif (broken := agents.links[victim].endpoint.hub.connection) is not None:
+            with contextlib.suppress(OSError):  # it is closed already
+                broken.sock.shutdown(socket.SHUT_RDWR)
+        if chance.random() < 0.5:  # else the next one comes at once
+            eventually(lambda: len(relays(hub)) == 7)
+    for rank, link in agents.links.items():
+        for other in set(agents.links) - {rank}:
+            eventually(lambda link=link, other=other: len(numbers(link, f"n{other}")) >= rounds)
+            assert numbers(link, f"n{other}") == list(range(rounds)), (seed, rank, other)
+        assert {each["kind"] for each in come(link)} == {"note"}
+    assert len(agents.meet()) == 8

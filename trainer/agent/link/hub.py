@@ -220,7 +220,8 @@ class Hub(End):
         now = time.monotonic()
         rival, since = self._rivals.get(peer.rank, ("", now))
         if rival != instance:
-            self._rivals[peer.rank] = instance, (since := now)
+            since = now
+            self._rivals[peer.rank] = (instance, since)
         if peer.last_arrival > since + BEAT:
             return True
         return False if now - peer.last_arrival > FRESH else None
