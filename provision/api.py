@@ -225,7 +225,7 @@ def train(
         copies_rate: bytes per second of copies, such as ``200M``; None: 4 % of the network.
         save_to: where the program saves first, ``disk`` or ``memory``.
         save_every: ``auto`` or a time span such as ``10min``, see docs/goodput.md; None: as the trainer does.
-        lost_after: seconds of silence after which a node is lost; None: 60, or 20 with spares.
+        lost_after: seconds of silence after which a node is lost; None: 60, or 15 with spares.
         hang_after: seconds without a step that count as a hang; None: from the run's speed.
         on_hang: what a hang does, ``stop`` or ``warn``.
         spares: how many further nodes replace lost ones, see docs/runs.md.

@@ -160,7 +160,7 @@ POLICY_OPTIONS: _Options = (
         "--lost-after",
         type=SECONDS,
         metavar="SECONDS",
-        help="Silence after which a node is lost.  [default: 60; 20 with --spares]",
+        help="Silence after which a node is lost.  [default: 60; 15 with --spares]",
     ),
     number(
         "--hang-after",

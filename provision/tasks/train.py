@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 DEFAULT_CONFIG = "train.yaml"
 GRACE = 10.0
 LOST_AFTER = 60.0  # seconds
-LOST_AFTER_WITH_SPARES = 20.0  # waiting for a node that returns costs more than the next spare
+LOST_AFTER_WITH_SPARES = 15.0  # a node that returns later costs more time than the next spare
 ZERO_CHOICES = ("0", "1", "2", "3", "2-offload", "3-offload")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,40}")
 
