@@ -116,7 +116,7 @@ def test_the_same_options_are_the_same_training(folder):
     assert (asked.spares, asked.min_nodes, asked.policy.copies.peers, asked.policy.copies.memory) == (1, 1, 2, True)
 
 
-@pytest.mark.parametrize(("words", "seconds"), [((), 60), (("--spares", "1", "--nodes", "2"), 20)])
+@pytest.mark.parametrize(("words", "seconds"), [((), 60), (("--spares", "1", "--nodes", "2"), 15)])
 def test_a_silent_node_is_lost_sooner_where_a_spare_waits(folder, words, seconds):
     asked, _, _ = typed(train_command, *words)
     assert asked.policy.lost_after == seconds
