@@ -30,10 +30,11 @@ PATIENCE = 60.0  # seconds for what takes milliseconds: only a mistake takes so 
 CHILD = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from trainer.agent.link import endpoint
+from trainer.agent.link import endpoint, spoke
 from trainer.agent.contract.plan import from_json
 from trainer.agent.link.link import Link
 endpoint.BEAT = endpoint.TICK = 0.02
+spoke.REACH = 60.0
 link = Link(from_json(sys.argv[2]), lambda: None)
 link.start()
 link.meet({}, lambda _: {}, 60)

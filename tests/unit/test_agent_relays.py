@@ -22,12 +22,22 @@ from link_cluster import PATIENCE, TOKEN, clock_of_links, clusters, come, coming
 
 from trainer.agent.contract.plan import STAR
 from trainer.agent.contract.plan import Link as Addresses
-from trainer.agent.link import CopyError
+from trainer.agent.link import CopyError, spoke
+from trainer.agent.link import hub as hubs
 from trainer.agent.link.copies import read_line
 from trainer.agent.link.endpoint import WAITING
 from trainer.agent.link.link import Link
 from trainer.agent.link.protocol import Caller, Connection, InvalidMessageError, Route, Stream, routed, split_routed
 from trainer.agent.link.relay import Relay, address_of
+
+
+@pytest.fixture(autouse=True)
+def patience(request, monkeypatch):
+    """On a busy machine an agent would give up a relay that is only slow. Tests with a clock need some of the times."""
+    monkeypatch.setattr(spoke, "REACH", PATIENCE)
+    if "clock" not in request.fixturenames:
+        monkeypatch.setattr(spoke, "STALE_RELAY", PATIENCE)
+        monkeypatch.setattr(hubs, "FRESH", PATIENCE)
 
 
 @pytest.fixture
@@ -131,6 +141,7 @@ def test_an_agent_that_cannot_reach_its_relay_joins_the_hub(cluster, monkeypatch
 
 
 def test_a_relay_that_accepts_and_never_answers_costs_its_deadline(cluster, clock, monkeypatch):
+    monkeypatch.setattr(spoke, "REACH", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(Relay, "listen", lambda *_: silent.getsockname()[1])
         agents = cluster(3, most=1)
@@ -138,7 +149,7 @@ def test_a_relay_that_accepts_and_never_answers_costs_its_deadline(cluster, cloc
         clock.stop()
         late = agents.start(2)
         clock.until(lambda: late.endpoint.attempt is not None and late.endpoint.attempt.relayed, *agents.links.values())
-        clock.advance(5.5, *agents.links.values())
+        clock.advance(2.5, *agents.links.values())
         clock.until(lambda: relays(hub).get(2, "none") is None, *agents.links.values())
 
 
