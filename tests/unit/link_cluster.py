@@ -135,7 +135,7 @@ class Clock:
     With every step each link has heard what the others had sent and has looked at the clock before the next step.
     """
 
-    STEP = 0.3  # more than a tick, and less than a link counts as a stop of its own process
+    STEP = 0.3  # more than a tick, and less than what a link takes for a stop of this process
 
     def __init__(self):
         self._stopped_at = None

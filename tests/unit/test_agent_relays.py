@@ -247,7 +247,7 @@ def test_agents_whose_relay_is_killed_come_to_the_hub_and_are_never_missed(clust
     for link in agents.links.values():
         assert coming(link, "gone")["node"] == "n1"
         assert kinds(link) in ([], ["note"] * 40)
-    hub.exclude({1: "it is gone"})
+    hub.exclude({1: "it has ended"})
     assert hub.wait(lambda: True, 0)
     for link in agents.links.values():
         link.send("still here")

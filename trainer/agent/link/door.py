@@ -113,7 +113,7 @@ class Door:
         token: of the run.
         nodes: the number of agents.
         address: a family and a socket address.
-        admit: gets each connection that has proved itself, and its first message, which nobody has looked at.
+        admit: gets each connection that has proved itself, and its first message, unchecked.
 
     Raises:
         OSError: it cannot listen at ``address``.
