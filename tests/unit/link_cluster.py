@@ -114,12 +114,12 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def clusters(**defaults):
-    """Makes clusters, and closes them."""
+def _closed_later(kind, **defaults):
+    """Makes objects of a class, and closes them."""
     made = []
 
     def make(*arguments, **options):
-        made.append(Cluster(*arguments, **defaults | options))
+        made.append(kind(*arguments, **defaults | options))
         return made[-1]
 
     try:
@@ -127,6 +127,11 @@ def clusters(**defaults):
     finally:
         for one in made:
             one.close()
+
+
+def clusters(**defaults):
+    """Makes clusters, and closes them."""
+    return _closed_later(Cluster, **defaults)
 
 
 class Clock:
@@ -262,17 +267,6 @@ class Proxy:
         self.cut()
 
 
-@contextlib.contextmanager
 def proxies():
     """Makes proxies, and closes them."""
-    made = []
-
-    def make(port):
-        made.append(Proxy(port))
-        return made[-1]
-
-    try:
-        yield make
-    finally:
-        for one in made:
-            one.close()
+    return _closed_later(Proxy)

@@ -189,13 +189,14 @@ class Hub(End):
         if rank is None or not isinstance(instance, str) or not 0 < len(instance) <= INSTANCE:
             raise InvalidMessageError("did not identify its agent")
         peer = self.peers.get(rank)
+        taken = peer is not None and self._is_taken(peer, instance)
         if rank in self.excluded:
             self._answer(newcomer, {"refused": self.excluded[rank]})
         elif peer is None:
             self._answer(newcomer, {"refused": "no other node of this run has rank %s" % rank})
-        elif self._is_taken(peer, instance) is None:
+        elif taken is None:
             newcomer.connection.close()  # it comes again
-        elif self._is_taken(peer, instance):
+        elif taken:
             who = (peer.address, newcomer.address, peer.rank, peer.node)
             self.conflict = "two nodes have the same rank: %s and %s both claim to be rank %d (%s)" % who
             self._answer(newcomer, {"refused": self.conflict})
